@@ -1,0 +1,234 @@
+"""Phases as fixed-point turns: exact sums of rotation increments, modulo one turn.
+
+A rotary phase is a running sum of increments, needed only modulo one turn. It is kept as a
+uint32 fraction of a turn: each increment is rounded once to 2^-32 turn, the sum is an integer
+sum that wraps around by itself. Integer addition is associative, so a sequence summed at once,
+in chunks, token by token, packed with others or sharded over devices has the same phase, bit
+for bit.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, UInt32
+
+# B batch, T time, K key/value heads, P rotary pairs.
+
+_RADIANS_A_UNIT = np.float32(2 * np.pi / 2**32)
+
+# 2^32 / 2 pi, the turns (in units of 2^-32) of one radian, times 4096^j for j = 1, 0, -1, -2: the
+# integer part modulo 2^32, and the fraction in units of 2^-19. A radian value in base 4096 is
+# then converted digit by digit in integers. 19 bits are the most for which four digits' fractions
+# still fit a uint32; they leave at most 0.006 units of error beside the rounding's 0.5.
+_GUARD_BITS = 19
+_DIGITS = (
+    (12, 3859659065, 33445),
+    (0, 683565275, 302216),
+    (-12, 166886, 28106),
+    (-24, 40, 389895),
+)
+_REST = np.float32(2**32 / (2 * np.pi) * 2**_GUARD_BITS)
+_LARGEST = np.float32(2**24)
+
+
+def to_turns(radians: Float[Array, "..."]) -> UInt32[Array, "..."]:
+    """Rounds angles to a whole number of 2^-32 turns, modulo one turn.
+
+    Args:
+      radians: float32 angles of either sign, any shape.
+
+    Returns:
+      uint32 turns in units of 2^-32 turn, each within 0.507 units (7.4e-10 rad) of the float32
+      value it stands for. What no phase can hold (NaN, infinity, |angle| >= 2^24 rad, where
+      float32 has no fraction left) comes out as an arbitrary number: `accumulate` marks it.
+
+    Raises:
+      TypeError: `radians` is not float32.
+    """
+    if radians.dtype != jnp.float32:
+        raise TypeError(f"angles must be float32, got {radians.dtype}")
+    # Each step but the last is exact in float32 (a power of two, a floor, a subtraction of
+    # leading bits), and the last is one product, so no compiler's fusion can change a bit.
+    rest = jnp.abs(radians)
+    turns = jnp.zeros(radians.shape, jnp.uint32)
+    guard = jnp.full(radians.shape, 2 ** (_GUARD_BITS - 1), jnp.uint32)
+    for exponent, units, fraction in _DIGITS:
+        digit = jnp.floor(rest * np.float32(2.0**-exponent))
+        rest = rest - digit * np.float32(2.0**exponent)
+        digit = digit.astype(jnp.int32).astype(jnp.uint32)
+        turns = turns + digit * np.uint32(units)
+        guard = guard + digit * np.uint32(fraction)
+    guard = guard + jnp.round(rest * _REST).astype(jnp.int32).astype(jnp.uint32)
+    turns = turns + (guard >> _GUARD_BITS)
+    return jnp.where(radians < 0, -turns, turns)
+
+
+def to_radians(turns: UInt32[Array, "..."]) -> Float[Array, "..."]:
+    """The angle in [-pi, pi] of a fixed-point turn (units of 2^-32 turn), as float32 radians."""
+    return lax.bitcast_convert_type(turns, jnp.int32).astype(jnp.float32) * _RADIANS_A_UNIT
+
+
+class _Segments(NamedTuple):
+    """Where sums begin again, and which tokens count. Either may be None: none, and all."""
+
+    starts: Bool[Array, "B T"] | None
+    valid: Bool[Array, "B T"] | None
+
+
+def accumulate(
+    increments: Float[Array, "B T K P"],
+    starts: Bool[Array, "B T"] | None = None,
+    valid: Bool[Array, "B T"] | None = None,
+    carry: UInt32[Array, "B K P"] | None = None,
+    axis_name: str | None = None,
+    inclusive: bool = True,
+) -> tuple[Float[Array, "B T K P"], UInt32[Array, "B K P"]]:
+    """Running sum of rotation increments over time, modulo one turn.
+
+    phi(m) = sum_{s <= t <= m} increments(t), s the first token of m's segment
+    (arXiv 2507.23083, section 2). The derivative is that of the sum: tangents and cotangents are
+    float32 (segmented) cumulative sums, in forward and reverse mode, of any order. The carry is
+    not differentiated.
+
+    Args:
+      increments: float32 radians a token, of either sign, below 2^24 in magnitude. bfloat16 is
+        refused: its phase would stick after a few hundred tokens.
+      starts: true at the first token of each segment: a new sum begins there, with that token's
+        own increment counted. None: the whole row continues the carry.
+      valid: false at padding, which adds nothing. None: every token counts.
+      carry: uint32 turns (2^-32 turn) accumulated before the first token; None: zero. Over a
+        sharded time axis it is the carry into the first shard, the same on every shard.
+      axis_name: the `shard_map` axis over which time is sharded in order, if it is.
+      inclusive: whether a token's own increment is in its phase (the paper). Where not, the sum
+        is over t < m, so a score counts the key's own increment instead of the query's.
+
+    Returns:
+      (phases, carry): float32 radians in [-pi, pi], and the uint32 turns after the last token
+      (of this shard; its own increment counted), to be handed to the next call. A valid increment
+      that is NaN, infinite or out of range has a NaN phase at its token.
+
+    Raises:
+      TypeError: `increments` is not float32, or `carry` not uint32.
+      ValueError: the shapes disagree.
+    """
+    _check(increments, starts, valid, carry)
+    if carry is None:
+        carry = jnp.zeros(increments.shape[:1] + increments.shape[2:], jnp.uint32)
+    return _accumulate(increments, _Segments(starts, valid), carry, axis_name, inclusive)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3, 4))
+def _accumulate(
+    increments_BTKP: Array,
+    segments: _Segments,
+    carry_BKP: Array,
+    axis_name: str | None,
+    inclusive: bool,
+) -> tuple[Array, Array]:
+    increments_BTKP = _masked(increments_BTKP, segments.valid)
+    turns_BTKP = to_turns(increments_BTKP)
+    sums_BTKP = jnp.cumsum(turns_BTKP, axis=1, dtype=jnp.uint32)
+    begun_BT11 = None
+    if segments.starts is not None:
+        # Integers may be subtracted: modulo 2^32 it is exact, and nothing leaks across.
+        first_BT, begun_BT11 = _last_start(segments.starts)
+        before_BTKP = jnp.take_along_axis(sums_BTKP - turns_BTKP, first_BT[..., None, None], axis=1)
+        sums_BTKP = sums_BTKP - jnp.where(begun_BT11, before_BTKP, 0)
+    if axis_name is not None:
+        carry_BKP = _carry_in(sums_BTKP[:, -1], segments.starts, carry_BKP, axis_name)
+    carried_B1KP = carry_BKP[:, None]
+    sums_BTKP = sums_BTKP + (
+        carried_B1KP if begun_BT11 is None else jnp.where(begun_BT11, 0, carried_B1KP)
+    )
+    counted_BTKP = sums_BTKP if inclusive else sums_BTKP - turns_BTKP
+    # An integer would hide what is not a number.
+    holds_BTKP = jnp.abs(increments_BTKP) < _LARGEST
+    phases_BTKP = jnp.where(holds_BTKP, to_radians(counted_BTKP), jnp.nan)
+    return phases_BTKP, sums_BTKP[:, -1]
+
+
+@_accumulate.defjvp
+def _accumulate_jvp(
+    axis_name: str | None, inclusive: bool, primals: tuple, tangents: tuple
+) -> tuple:
+    increments_BTKP, segments, carry_BKP = primals
+    out = _accumulate(increments_BTKP, segments, carry_BKP, axis_name, inclusive)
+    starts_BT = segments.starts
+    sums_BTKP = _float_cumsum(_masked(tangents[0], segments.valid), starts_BT)
+    carried_BKP = jnp.zeros_like(sums_BTKP[:, 0])
+    if axis_name is not None:
+        carried_BKP = _carry_in(sums_BTKP[:, -1], starts_BT, carried_BKP, axis_name)
+        sums_BTKP = sums_BTKP + (
+            carried_BKP[:, None]
+            if starts_BT is None
+            else jnp.where(_last_start(starts_BT)[1], 0, carried_BKP[:, None])
+        )
+    if not inclusive:
+        # Shifted, not subtracted: a float difference would not cancel to exactly nothing.
+        sums_BTKP = jnp.concatenate([carried_BKP[:, None], sums_BTKP[:, :-1]], axis=1)
+        if starts_BT is not None:
+            sums_BTKP = jnp.where(starts_BT[..., None, None], 0, sums_BTKP)
+    return out, (sums_BTKP, np.zeros(carry_BKP.shape, jax.dtypes.float0))
+
+
+def _masked(values_BTKP: Array, valid_BT: Array | None) -> Array:
+    return values_BTKP if valid_BT is None else jnp.where(valid_BT[..., None, None], values_BTKP, 0)
+
+
+def _last_start(starts_BT: Array) -> tuple[Array, Array]:
+    """The index of the latest start at or before each token (0 before any), and whether one is."""
+    index_T = jnp.arange(starts_BT.shape[1], dtype=jnp.int32)
+    latest_BT = lax.cummax(jnp.where(starts_BT, index_T, -1), axis=1)
+    return jnp.maximum(latest_BT, 0), (latest_BT >= 0)[..., None, None]
+
+
+def _float_cumsum(values_BTKP: Array, starts_BT: Array | None) -> Array:
+    """Sums cut at the starts by a flagged scan: subtracting would leak rounding across."""
+    if starts_BT is None:
+        return jnp.cumsum(values_BTKP, axis=1)
+
+    def combine(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
+        return left[0] | right[0], jnp.where(right[0], right[1], left[1] + right[1])
+
+    flags_BTKP = jnp.broadcast_to(starts_BT[..., None, None], values_BTKP.shape)
+    return lax.associative_scan(combine, (flags_BTKP, values_BTKP), axis=1)[1]
+
+
+def _carry_in(
+    totals_BKP: Array, starts_BT: Array | None, carry_BKP: Array, axis_name: str
+) -> Array:
+    """What the earlier shards hand to this one: an exclusive segmented sum of shard totals."""
+    totals_SBKP = lax.all_gather(totals_BKP, axis_name)
+    begun_SB = None if starts_BT is None else lax.all_gather(starts_BT.any(axis=1), axis_name)
+    here = lax.axis_index(axis_name)
+    for shard in range(totals_SBKP.shape[0] - 1):
+        total_BKP = totals_SBKP[shard]
+        after_BKP = carry_BKP + total_BKP
+        if begun_SB is not None:
+            after_BKP = jnp.where(begun_SB[shard][:, None, None], total_BKP, after_BKP)
+        carry_BKP = jnp.where(shard < here, after_BKP, carry_BKP)
+    return carry_BKP
+
+
+def _check(
+    increments: Array, starts: Array | None, valid: Array | None, carry: Array | None
+) -> None:
+    if increments.dtype != jnp.float32:
+        raise TypeError(f"increments must be float32, got {increments.dtype}")
+    if increments.ndim != 4:
+        raise ValueError(f"increments must be [B, T, K, P], got shape {increments.shape}")
+    for name, flags in (("starts", starts), ("valid", valid)):
+        if flags is not None and (flags.shape != increments.shape[:2] or flags.dtype != jnp.bool_):
+            raise ValueError(
+                f"{name} must be bool of shape {increments.shape[:2]}, "
+                f"got {flags.dtype} of shape {flags.shape}"
+            )
+    wanted = increments.shape[:1] + increments.shape[2:]
+    if carry is not None and carry.dtype != jnp.uint32:
+        raise TypeError(f"carry must be uint32, got {carry.dtype}")
+    if carry is not None and carry.shape != wanted:
+        raise ValueError(f"carry must have shape {wanted}, got {carry.shape}")
