@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -58,9 +59,13 @@ class Learned(Encoding):
             comes out as NaN: its length is known at run time only.)
         """
         length, rows = embedding.shape[1], self.table.shape[0]
-        if segmentation.segment_ids is None and length > rows:
+        positions = segmentation.positions
+        if segmentation.valid is not None:
+            # Padding longer than the table would be NaN, which no attention mask keeps out.
+            positions = jnp.where(segmentation.valid, positions, 0)
+        elif length > rows:
             raise ValueError(f"{length} positions do not fit a learned table of {rows}")
-        return embedding + learned(segmentation.positions, self.table[...]).astype(embedding.dtype)
+        return embedding + learned(positions, self.table[...]).astype(embedding.dtype)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -292,7 +292,7 @@ def _check_options(
         if value not in allowed:
             raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
     if init == "rope":
-        if exponent == "shared" or (first_exponent == 1 and exponent == "power"):
+        if exponent == "shared" or first_exponent == 1:
             raise ValueError(
                 f"init='rope' can't be reached with exponent={exponent!r}, "
                 f"first_exponent={first_exponent}: use init='paper'"

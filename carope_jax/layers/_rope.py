@@ -96,6 +96,8 @@ class RopeConfig(EncodingConfig):
 
     def validate(self, dims: HeadDims) -> None:
         """Raises a ValueError for options that don't fit the head dim."""
+        if isinstance(self.base, str) and self.base != "carope":
+            raise ValueError(f"base must be a number or 'carope', got {self.base!r}")
         check_rotary_options(
             dims.head_dim,
             dims.head_dim if self.rotary_dim is None else self.rotary_dim,

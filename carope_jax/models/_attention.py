@@ -25,7 +25,8 @@ class SelfAttention(nnx.Module):
         self.out = Dense(
             config, query_dim, dims.model_dim, ("heads", "embed"), residual=True, rngs=rngs
         )
-        self.encoding = config.encoding.in_attention(dims, rngs)
+        # A key of its own, drawn whatever it does with it: the other weights start alike.
+        self.encoding = config.encoding.in_attention(dims, nnx.Rngs(params=rngs.params()))
         self.head_dim, self.implementation = dims.head_dim, config.attention
         self.sharding = sharding
 

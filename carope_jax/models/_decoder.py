@@ -30,9 +30,8 @@ class FeedForward(nnx.Module):
     def __init__(self, config: ModelConfig, *, sharding: Sharding, rngs: nnx.Rngs) -> None:
         width, hidden = config.model_dim, config.feed_forward_dim
         self.up = Dense(config, width, hidden, ("embed", "mlp"), rngs=rngs)
-        self.gate = None
-        if config.activation == "swiglu":
-            self.gate = Dense(config, width, hidden, ("embed", "mlp"), rngs=rngs)
+        gated = config.activation == "swiglu"
+        self.gate = Dense(config, width, hidden, ("embed", "mlp"), rngs=rngs) if gated else None
         self.down = Dense(config, hidden, width, ("mlp", "embed"), residual=True, rngs=rngs)
         self.sharding = sharding
 
@@ -100,7 +99,9 @@ class Decoder(nnx.Module):
             param_dtype=jnp.float32,
             rngs=rngs,
         )
-        self.encoding: Encoding = config.encoding.in_embedding(config.dims, rngs)
+        # A key of their own, drawn whatever they do with it: the other weights start alike.
+        encoding_rngs = nnx.Rngs(params=rngs.params())
+        self.encoding: Encoding = config.encoding.in_embedding(config.dims, encoding_rngs)
 
         @nnx.split_rngs(splits=config.num_layers)
         @nnx.vmap(in_axes=0, out_axes=0)
@@ -109,11 +110,11 @@ class Decoder(nnx.Module):
 
         self.blocks = stack(rngs)
         self.final_norm = make_norm(config, rngs=rngs)
-        self.output = None
-        if not config.tie_embeddings:
-            self.output = Dense(
-                config, config.model_dim, config.vocab_size, ("embed", "vocab"), rngs=rngs
-            )
+        self.output = (
+            None
+            if config.tie_embeddings
+            else Dense(config, config.model_dim, config.vocab_size, ("embed", "vocab"), rngs=rngs)
+        )
 
     def __call__(
         self, tokens: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None = None
@@ -125,7 +126,9 @@ class Decoder(nnx.Module):
           segment_ids: which document each token of a packed row is of; 0 is padding. None: each
             row is one document.
         """
-        return self.from_embedding(self.token_embedding(tokens), segment_ids)
+        # Gathered whole over its shards of the width first: the batch is split over those devices.
+        table_VD = self.sharding.constrain(self._table(), "vocab", "width")
+        return self.from_embedding(jnp.take(table_VD, tokens, axis=0), segment_ids)
 
     def from_embedding(
         self, embedding: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None = None
@@ -147,15 +150,17 @@ class Decoder(nnx.Module):
         )
         return DecoderOutput(self._logits(self.final_norm(x_BTD)), measurements)
 
+    def _table(self) -> Array:
+        return self.token_embedding.embedding[...].astype(jnp.dtype(self.config.dtype))
+
     def _logits(self, x_BTD: Array) -> Array:
         x_BTD = x_BTD.astype(jnp.dtype(self.config.dtype))
         if self.output is not None:
             logits_BTV = self.output(x_BTD).astype(jnp.float32)
         else:
-            table_VD = self.token_embedding.embedding[...].astype(x_BTD.dtype)
             flat = jax.lax.dot_general(
                 x_BTD.reshape(-1, x_BTD.shape[-1]),
-                table_VD,
+                self._table(),
                 (((1,), (1,)), ((), ())),
                 preferred_element_type=jnp.float32,
             )

@@ -46,7 +46,7 @@ def rope_bias(frequency: float | Float[np.ndarray, "..."]) -> Float[np.ndarray, 
     if not ((frequency > 0) & (frequency < 1)).all():
         raise ValueError(f"a frequency must be in (0, 1), got {frequency}")
     softplus = 1 / frequency - 1
-    return softplus + np.log(-np.expm1(-softplus))
+    return np.asarray(softplus + np.log(-np.expm1(-softplus)))
 
 
 def equivalent_base(head_dim: int, bias: float = 0.0) -> float:

@@ -118,45 +118,51 @@ def accumulate(
     _check(increments, starts, valid, carry)
     if carry is None:
         carry = jnp.zeros(increments.shape[:1] + increments.shape[2:], jnp.uint32)
-    return _accumulate(increments, _Segments(starts, valid), carry, axis_name, inclusive)
+    segments = _Segments(starts, valid)
+    turns = to_turns(_masked(lax.stop_gradient(increments), valid))
+    sums = _integer_cumsum(turns, starts, carry, axis_name)
+    counted = sums if inclusive else sums - turns
+    return _to_phases(increments, counted, segments, axis_name, inclusive), sums[:, -1]
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(3, 4))
-def _accumulate(
-    increments_BTKP: Array,
-    segments: _Segments,
-    carry_BKP: Array,
-    axis_name: str | None,
-    inclusive: bool,
-) -> tuple[Array, Array]:
-    increments_BTKP = _masked(increments_BTKP, segments.valid)
-    turns_BTKP = to_turns(increments_BTKP)
+def _integer_cumsum(
+    turns_BTKP: Array, starts_BT: Array | None, carry_BKP: Array, axis_name: str | None
+) -> Array:
     sums_BTKP = jnp.cumsum(turns_BTKP, axis=1, dtype=jnp.uint32)
     begun_BT11 = None
-    if segments.starts is not None:
+    if starts_BT is not None:
         # Integers may be subtracted: modulo 2^32 it is exact, and nothing leaks across.
-        first_BT, begun_BT11 = _last_start(segments.starts)
+        first_BT, begun_BT11 = _last_start(starts_BT)
         before_BTKP = jnp.take_along_axis(sums_BTKP - turns_BTKP, first_BT[..., None, None], axis=1)
         sums_BTKP = sums_BTKP - jnp.where(begun_BT11, before_BTKP, 0)
     if axis_name is not None:
-        carry_BKP = _carry_in(sums_BTKP[:, -1], segments.starts, carry_BKP, axis_name)
+        carry_BKP = _carry_in(sums_BTKP[:, -1], starts_BT, carry_BKP, axis_name)
     carried_B1KP = carry_BKP[:, None]
-    sums_BTKP = sums_BTKP + (
+    return sums_BTKP + (
         carried_B1KP if begun_BT11 is None else jnp.where(begun_BT11, 0, carried_B1KP)
     )
-    counted_BTKP = sums_BTKP if inclusive else sums_BTKP - turns_BTKP
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3, 4))
+def _to_phases(
+    increments_BTKP: Array,
+    turns_BTKP: Array,
+    segments: _Segments,
+    axis_name: str | None,
+    inclusive: bool,
+) -> Array:
+    """The summed turns as radians, with the derivative of the sum of the increments."""
     # An integer would hide what is not a number.
-    holds_BTKP = jnp.abs(increments_BTKP) < _LARGEST
-    phases_BTKP = jnp.where(holds_BTKP, to_radians(counted_BTKP), jnp.nan)
-    return phases_BTKP, sums_BTKP[:, -1]
+    holds_BTKP = jnp.abs(_masked(increments_BTKP, segments.valid)) < _LARGEST
+    return jnp.where(holds_BTKP, to_radians(turns_BTKP), jnp.nan)
 
 
-@_accumulate.defjvp
-def _accumulate_jvp(
+@_to_phases.defjvp
+def _to_phases_jvp(
     axis_name: str | None, inclusive: bool, primals: tuple, tangents: tuple
-) -> tuple:
-    increments_BTKP, segments, carry_BKP = primals
-    out = _accumulate(increments_BTKP, segments, carry_BKP, axis_name, inclusive)
+) -> tuple[Array, Array]:
+    increments_BTKP, turns_BTKP, segments = primals
+    phases_BTKP = _to_phases(increments_BTKP, turns_BTKP, segments, axis_name, inclusive)
     starts_BT = segments.starts
     sums_BTKP = _float_cumsum(_masked(tangents[0], segments.valid), starts_BT)
     carried_BKP = jnp.zeros_like(sums_BTKP[:, 0])
@@ -172,7 +178,7 @@ def _accumulate_jvp(
         sums_BTKP = jnp.concatenate([carried_BKP[:, None], sums_BTKP[:, :-1]], axis=1)
         if starts_BT is not None:
             sums_BTKP = jnp.where(starts_BT[..., None, None], 0, sums_BTKP)
-    return out, (sums_BTKP, np.zeros(carry_BKP.shape, jax.dtypes.float0))
+    return phases_BTKP, sums_BTKP
 
 
 def _masked(values_BTKP: Array, valid_BT: Array | None) -> Array:

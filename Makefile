@@ -1,0 +1,44 @@
+# Two lines to know: `make quickstart` and `make test`. PYTHON=python3.12 picks another interpreter.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# One encoding a run; the table has a column for each.
+ENCODINGS := rope carope learned sinusoidal
+RUNS := runs/quickstart
+FOLDERS := $(addprefix $(RUNS)/,$(ENCODINGS))
+LENGTHS := 128 256 512 1024
+
+.PHONY: quickstart test lint clean
+
+quickstart: $(VENV)/.quickstart
+	@for encoding in $(ENCODINGS); do \
+	  echo "== $$encoding"; \
+	  $(BIN)/python train.py --config configs/quickstart.py --workdir $(RUNS)/$$encoding \
+	    --model.position $$encoding || exit $$?; \
+	done
+	$(BIN)/python eval.py --workdir $(FOLDERS) --protocol per_position --lengths 1024 \
+	  --plot $(RUNS)/loss_by_position.png --json $(RUNS)/per_position.json > $(RUNS)/per_position.txt
+	$(BIN)/python eval.py --workdir $(FOLDERS) --protocol same_targets --lengths $(LENGTHS) \
+	  --max-anchors 256 --json $(RUNS)/same_targets.json
+	$(BIN)/python eval.py --workdir $(FOLDERS) --protocol paper --lengths $(LENGTHS) \
+	  --json $(RUNS)/paper.json --markdown $(RUNS)/table.md
+	@echo "table: $(RUNS)/table.md   picture: $(RUNS)/loss_by_position.png"
+
+test: $(VENV)/.test lint
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/.quickstart $(VENV)/.test: $(VENV)/.%: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[$*]' --constraint constraints.txt
+	touch $@

@@ -1,0 +1,127 @@
+"""What the command lines share: experiments from files and flags, clear errors, exit codes.
+
+Exit codes: 0 done, 2 bad input (one message, no traceback), 3 the loss is not finite, 75 stopped
+by a signal with everything saved (run the same command again).
+"""
+
+import argparse
+import contextlib
+import json
+import re
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import dacite
+from rich.console import Console
+
+from carope_jax.training import Experiment, Interrupted, NonFiniteLoss, RunFolder, unknown_field
+
+BAD_INPUT, NOT_FINITE, STOPPED = 2, 3, 75
+
+
+class InputError(Exception):
+    """Something the user gave is wrong; the message is all there is to say."""
+
+
+@contextlib.contextmanager
+def input_errors() -> Iterator[None]:
+    """Marks what is raised about the user's input as such. Not for code that computes."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError, dacite.DaciteError) as error:
+        raise InputError(str(error)) from error
+
+
+def run(
+    command: Callable[[Sequence[str]], None], arguments: Sequence[str] | None = None
+) -> NoReturn:
+    """Runs a command to its exit code."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    try:
+        command(sys.argv[1:] if arguments is None else arguments)
+    except InputError as error:
+        console.print(f"error: {error}")
+        sys.exit(BAD_INPUT)
+    except NonFiniteLoss as error:
+        console.print(f"error: {error}")
+        sys.exit(NOT_FINITE)
+    except Interrupted as error:
+        console.print(f"stopped by {error}: everything is saved, run the same command to go on")
+        sys.exit(STOPPED)
+    sys.exit(0)
+
+
+def base_experiment(arguments: Sequence[str]) -> Experiment:
+    """The experiment that flags override: of `--config`, else of the run in `--workdir`.
+
+    Raises:
+      InputError: neither is given or there, or the file does not build an experiment.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--workdir", type=Path)
+    try:
+        known, _ = parser.parse_known_args(list(arguments))
+    except SystemExit:
+        raise InputError("--config and --workdir each take a path") from None
+    with input_errors():
+        if known.config is not None:
+            return load_config(known.config)
+        if known.workdir is None:
+            if {"-h", "--help"} & set(arguments):
+                return Experiment()
+            raise ValueError(
+                "give --config FILE to begin a run, or --workdir DIR to go on with one"
+            )
+        return RunFolder(known.workdir).experiment()
+
+
+def load_config(path: Path) -> Experiment:
+    """The `experiment` that a Python file builds.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it does not build an experiment; an unknown field is named with the nearest one.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no config file {path}")
+    try:
+        experiment = runpy.run_path(str(path)).get("experiment")
+    except TypeError as error:
+        raise ValueError(f"{path}: {_with_nearest(str(error))}") from error
+    except (ValueError, SyntaxError, NameError, ImportError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(experiment, Experiment):
+        raise ValueError(f"{path} must define `experiment = Experiment(...)`")
+    return experiment
+
+
+def _with_nearest(message: str) -> str:
+    """A TypeError's message about a keyword, with the nearest field there is."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", message)
+    return unknown_field(found[1]) if found else message
+
+
+def write_json(path: Path | None, value: Any) -> None:
+    """Writes JSON (the output of `--json FILE`), whole or not at all."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(json.dumps(value, indent=2) + "\n")
+    fresh.replace(path)
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """`A:B` as two positive ascending numbers.
+
+    Raises:
+      ValueError: it is not that.
+    """
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise ValueError(f"expected FIRST:LAST, two ascending numbers from 1, got {text!r}")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,42 @@
+"""How much arithmetic a token costs, and how much a chip can do: for MFU."""
+
+import jax
+
+from carope_jax.models import ModelConfig
+
+_PEAK_BFLOAT16 = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+}
+"""Dense bfloat16 FLOP a second of a chip, by JAX's `device_kind`, from the vendors' data sheets."""
+
+
+def flops_per_token(config: ModelConfig, length: int) -> float:
+    """Training FLOPs a token (arXiv 2204.02311, appendix B): 6 a weight that multiplies it, and
+    12 x layers x heads x head_dim x length for the attention's two products.
+
+    The embedding's look-up multiplies nothing; the output projection does, tied or not. What
+    remat recomputes is not counted, and neither is what the causal mask makes unnecessary.
+    """
+    dims = config.dims
+    query, kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
+    attention = dims.model_dim * (2 * query + 2 * kv)
+    matrices = 3 if config.activation == "swiglu" else 2
+    feed_forward = matrices * dims.model_dim * config.feed_forward_dim
+    output = dims.model_dim * (config.vocab_size or 0)
+    weights = config.num_layers * (attention + feed_forward) + output
+    return 6.0 * weights + 12.0 * config.num_layers * query * length
+
+
+def peak_flops(device: jax.Device) -> float | None:
+    """Dense bfloat16 FLOP a second of a chip, or None where it is not known."""
+    return _PEAK_BFLOAT16.get(device.device_kind)

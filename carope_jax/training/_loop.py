@@ -1,0 +1,302 @@
+"""The training loop: batches in, updates, and on the way rows, validations and checkpoints."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+from etils import epath
+from rich.console import Console
+
+from carope_jax.data import TextDataset, load_dataset, train_batches
+from carope_jax.evaluation import EvaluationConfig, evaluate
+from carope_jax.training._checkpoint import Checkpoints
+from carope_jax.training._config import Experiment
+from carope_jax.training._evaluate import evaluated_model
+from carope_jax.training._flops import flops_per_token, peak_flops
+from carope_jax.training._interrupt import Interrupted, InterruptFlag
+from carope_jax.training._manifest import check_same
+from carope_jax.training._plan import Plan, make_plan, print_facts
+from carope_jax.training._records import VALIDATION, ProgressLine, Records, Row, to_row
+from carope_jax.training._run import RunFolder, check_resumable
+from carope_jax.training._state import TrainState, initial_state
+from carope_jax.training._step import Batch, make_nll_function
+
+
+class NonFiniteLoss(FloatingPointError):  # noqa: N818 - named for what happened
+    """The loss or the gradient is not a number any more; the message names the good checkpoint."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a run is made of, read and checked before anything is compiled."""
+
+    folder: RunFolder
+    experiment: Experiment
+    """Resolved."""
+    dataset: TextDataset
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What a checkpoint says of the data and the tokenizer."""
+        return {"tokenizer": self.dataset.tokenizer.hash, "data": self.dataset.fingerprint}
+
+
+def read_inputs(experiment: Experiment, workdir: str | epath.Path) -> Inputs:
+    """Reads the data, resolves the experiment, and compares it with the run that is there, if any.
+
+    Raises:
+      FileNotFoundError: the corpus or the tokenizer is missing.
+      ValueError: the text is too short, the tokenizer does not fit, or the folder holds a run that
+        differs in what an update computes; every difference is named.
+    """
+    folder = RunFolder(workdir)
+    tokenizer = folder.tokenizer() if folder.exists() else None
+    dataset = load_dataset(experiment.data, tokenizer)
+    experiment = experiment.resolved(dataset.tokenizer.vocab_size)
+    if folder.exists():
+        check_resumable(folder.experiment(), experiment)
+    return Inputs(folder, experiment, dataset)
+
+
+def resolve(experiment: Experiment) -> Experiment:
+    """The experiment with nothing left to derive; reads its data only if the vocabulary needs it.
+
+    Raises:
+      FileNotFoundError, ValueError: as `read_inputs` does.
+    """
+    if experiment.model.vocab_size is not None:
+        return experiment.resolved(experiment.model.vocab_size)
+    return experiment.resolved(load_dataset(experiment.data).tokenizer.vocab_size)
+
+
+def train(
+    inputs: Inputs,
+    *,
+    console: Console,
+    stop_at: int | None = None,
+    profile_steps: tuple[int, int] | None = None,
+) -> int:
+    """Trains until the experiment's last step, from the newest checkpoint if there is one.
+
+    Args:
+      inputs: of `read_inputs`.
+      console: for the start-up figures and the progress.
+      stop_at: stop (and save) after this many updates, as if the run had been interrupted.
+      profile_steps: the updates (first, last), counted from 1, whose trace goes to `profile/`.
+
+    Returns:
+      Updates done.
+
+    Raises:
+      Interrupted: SIGTERM or SIGINT came; what was new is saved.
+      NonFiniteLoss: the loss or the gradient is NaN or infinite. Nothing of that step is saved.
+      CheckpointMismatch, CheckpointCorrupt: the checkpoint can't be gone on from.
+    """
+    experiment, dataset = inputs.experiment, inputs.dataset
+    stream = dataset.train_stream()
+    with InterruptFlag() as flag:
+        began = time.monotonic()
+        plan = make_plan(experiment)
+        flag.check()
+        facts = plan.facts(training_tokens=len(stream))
+        print_facts(facts, console)
+        console.print(f"compiled in {time.monotonic() - began:.1f} s", highlight=False)
+        inputs.folder.begin(experiment, dataset.tokenizer)
+        data = train_batches(stream, experiment.data)
+        checkpoints = Checkpoints(inputs.folder.checkpoints, experiment.checkpoint)
+        try:
+            with checkpoints:
+                loop = _Loop(inputs, plan, data, checkpoints, flag, console)
+                return loop.run(stop_at or experiment.training.steps, profile_steps)
+        finally:
+            data.close()
+
+
+class _Loop:
+    """One process's walk through the steps; what lives on the device is in `state` alone."""
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        plan: Plan,
+        data: grain.DatasetIterator[dict[str, np.ndarray]],
+        checkpoints: Checkpoints,
+        flag: InterruptFlag,
+        console: Console,
+    ) -> None:
+        self.inputs, self.plan, self.data = inputs, plan, data
+        self.checkpoints, self.flag, self.console = checkpoints, flag, console
+        self.config = inputs.experiment.training
+        self.step, self.state = self._first_state()
+        self.saved = checkpoints.latest()
+        self._nll = make_nll_function(plan.model)
+        self._validation = _cut(inputs.dataset.validation, self.config.eval_tokens)
+        # The last update's metrics, not yet looked at: the device works on while the host checks.
+        self._unchecked: dict[str, Any] | None = None
+
+    def run(self, last: int, profile_steps: tuple[int, int] | None) -> int:
+        """Updates until `last`, saving what is new at the end, whatever ends it but a NaN."""
+        folder, experiment = self.inputs.folder.path, self.inputs.experiment
+        records = Records(folder, step=self.step, tensorboard=self.config.tensorboard)
+        unvalidated = None
+        if self.step > 0 and self._due(self.config.eval_every, last):
+            unvalidated = records.pop_unvalidated(self.step)
+        progress = ProgressLine(
+            self.console,
+            steps=self.config.steps,
+            done=self.step,
+            tokens_per_update=experiment.tokens_per_update,
+        )
+        profiler = _Profiler(str(folder / "profile"), profile_steps)
+        with records, progress, profiler:
+            try:
+                for row in self._rows(last, unvalidated, profiler, progress.update):
+                    records.write(row)
+                    progress.row(row)
+            except Interrupted:
+                self._save()
+                raise
+            self._save()
+        return self.step
+
+    def _first_state(self) -> tuple[int, TrainState]:
+        if self.checkpoints.latest() is None:
+            config, seed = self.inputs.experiment.model, self.config.seed
+            return 0, initial_state(config, self.plan.model, self.plan.optimizer, seed)
+        restored = self.checkpoints.restore(self.plan.state, data=self.data)
+        check_same(self.inputs.info, restored.info, f"the run in {self.inputs.folder.path}")
+        self.console.print(f"resumed at step {restored.step}", highlight=False)
+        return restored.step, restored.state
+
+    def _rows(
+        self,
+        last: int,
+        unvalidated: Row | None,
+        profiler: "_Profiler",
+        moved: Callable[[int], None],
+    ) -> Iterator[Row]:
+        """Updates until `last`; yields what is to be logged."""
+        if unvalidated is not None:
+            yield from self._validated(unvalidated)
+        clock, counted = time.monotonic(), self.step
+        while self.step < last:
+            self.flag.check()
+            batch = self._next_batch()
+            profiler.before(self.step + 1)
+            self.state, metrics = self.plan.step(self.state, batch)
+            self._check_finite()
+            self.step, self._unchecked = self.step + 1, metrics
+            profiler.after(self.step, metrics)
+            moved(self.step)
+            validate = self._due(self.config.eval_every, last)
+            if validate or self._due(self.config.log_every, last):
+                self._check_finite()
+                seconds = time.monotonic() - clock
+                row = to_row(self.step, metrics) | self._speed(self.step - counted, seconds)
+                yield from self._validated(row) if validate else (row,)
+                clock, counted = time.monotonic(), self.step
+            if self.step % self.inputs.experiment.checkpoint.every == 0:
+                self._save()
+
+    def _validated(self, row: Row) -> Iterator[Row]:
+        """The row with its validation, or without where that is interrupted: resuming makes it."""
+        try:
+            row = row | self._validate()
+        except Interrupted:
+            yield row
+            raise
+        yield row
+
+    def _due(self, every: int, last: int) -> bool:
+        return every > 0 and (self.step % every == 0 or self.step == last)
+
+    def _next_batch(self) -> Batch:
+        # One process feeds all devices it has; each keeps its rows.
+        arrays = next(self.data)
+        return {
+            name: jax.make_array_from_process_local_data(shape.sharding, arrays[name], shape.shape)
+            for name, shape in self.plan.batch.items()
+        }
+
+    def _check_finite(self) -> None:
+        """Looks at the last update's loss and gradient, waiting for them if need be."""
+        metrics, self._unchecked = self._unchecked, None
+        if metrics is None or all(math.isfinite(metrics[m]) for m in ("loss", "grad_norm")):
+            return
+        self.checkpoints.wait()
+        good = self.checkpoints.latest()
+        raise NonFiniteLoss(
+            f"loss {float(metrics['loss'])}, gradient norm {float(metrics['grad_norm'])} "
+            f"at step {self.step}; "
+            + (f"checkpoint {good} is good" if good is not None else "no checkpoint was saved yet")
+        )
+
+    def _save(self) -> None:
+        """Saves the state unless it is the one saved last; nothing that is not finite."""
+        self._check_finite()
+        if self.step != self.saved:
+            self.checkpoints.save(self.step, self.state, data=self.data, info=self.inputs.info)
+            self.saved = self.step
+
+    def _speed(self, updates: int, seconds: float) -> Row:
+        experiment, mesh = self.inputs.experiment, self.plan.model.sharding.mesh
+        rate = updates * experiment.tokens_per_update / seconds
+        row: Row = {"tokens_per_second": rate}
+        peak = peak_flops(jax.devices()[0])
+        if peak is not None and mesh is not None:
+            row["mfu"] = (
+                rate * flops_per_token(experiment.model, experiment.data.length) / peak / mesh.size
+            )
+        return row
+
+    def _validate(self) -> Row:
+        experiment, length = self.inputs.experiment, self.inputs.experiment.data.length
+        model = evaluated_model(
+            experiment, self.plan.model, self._nll, self.state.params, self.state.constants
+        )
+        config = EvaluationConfig(
+            lengths=(length, 2 * length), protocol="paper", batch_size=8, bootstrap_samples=1
+        )
+        eot_id = self.inputs.dataset.tokenizer.eot_id
+        result = evaluate(config, model, self._validation, eot_id, check=self.flag.check)
+        return {f"{VALIDATION}{r.length}": r.nll for r in result.results}
+
+
+def _cut(documents: list[np.ndarray], tokens: int) -> list[np.ndarray]:
+    """Each document's beginning, about `tokens` in all."""
+    return [document[: max(1, tokens // len(documents))] for document in documents]
+
+
+class _Profiler:
+    """Traces the updates from `first` to `last`, if any are asked for."""
+
+    def __init__(self, folder: str, steps: tuple[int, int] | None) -> None:
+        self._folder, self._steps, self._running = folder, steps, False
+
+    def __enter__(self) -> "_Profiler":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def before(self, step: int) -> None:
+        """Begins the trace before update `first`."""
+        if self._steps is not None and step == self._steps[0]:
+            jax.profiler.start_trace(self._folder)
+            self._running = True
+
+    def after(self, step: int, metrics: dict[str, Any]) -> None:
+        """Ends it after update `last` is computed."""
+        if self._running and self._steps is not None and step == self._steps[1]:
+            jax.block_until_ready(metrics)
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._running:
+            jax.profiler.stop_trace()
+            self._running = False

@@ -1,0 +1,123 @@
+"""A run before it trains: everything derived from the experiment, compiled and measured."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+from rich.console import Console
+from rich.table import Table
+
+from carope_jax.training._config import Experiment
+from carope_jax.training._flops import flops_per_token
+from carope_jax.training._mesh import make_mesh
+from carope_jax.training._optimizer import make_optimizer, make_schedule
+from carope_jax.training._state import (
+    Model,
+    TrainState,
+    abstract_model,
+    abstract_state,
+    batch_shapes,
+)
+from carope_jax.training._step import compile_step, make_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """An experiment made ready on a mesh: model, optimizer, shapes, and the compiled update."""
+
+    experiment: Experiment
+    model: Model
+    optimizer: optax.GradientTransformation
+    state: TrainState
+    """Shapes and shardings."""
+    batch: dict[str, jax.ShapeDtypeStruct]
+    step: jax.stages.Compiled
+    """(state, batch) -> (state, metrics); a drifting shape raises."""
+
+    def facts(self, *, training_tokens: int | None = None) -> dict[str, Any]:
+        """Every derived number, by name: what a dry run prints and `--json` writes.
+
+        Args:
+          training_tokens: tokens of the training stream, for the number of epochs.
+        """
+        experiment = self.experiment
+        tokens = experiment.tokens_per_update * experiment.training.steps
+        mesh = self.model.sharding.mesh
+        facts: dict[str, Any] = {
+            "experiment": experiment.name,
+            "position": experiment.model.position,
+            "parameters": self.model.parameters,
+            "training_length": experiment.data.length,
+            "tokens_per_update": experiment.tokens_per_update,
+            "micro_batches": experiment.training.micro_batches,
+            "steps": experiment.training.steps,
+            "tokens": tokens,
+            "flops_per_token": flops_per_token(experiment.model, experiment.data.length),
+            "devices": 1 if mesh is None else mesh.size,
+            "mesh": {} if mesh is None else dict(mesh.shape),
+            "device_kind": jax.devices()[0].device_kind,
+            "memory_per_device": memory_per_device(self.step),
+        }
+        if training_tokens is not None:
+            facts["epochs"] = tokens / training_tokens
+        return facts
+
+
+def make_plan(experiment: Experiment) -> Plan:
+    """Lays out and compiles a resolved experiment; computes nothing.
+
+    Raises:
+      ValueError: the mesh does not cover the devices, or a size does not divide over it.
+    """
+    model = abstract_model(experiment.model, make_mesh(experiment.mesh))
+    steps = experiment.training.steps
+    optimizer = make_optimizer(experiment.optimizer, steps)
+    state = abstract_state(model, optimizer)
+    micro_batches = experiment.training.micro_batches
+    batch = batch_shapes(model, experiment.data.batch_size, experiment.data.length)
+    ways = model.sharding.ways("batch") * micro_batches
+    if experiment.data.batch_size % ways:
+        raise ValueError(
+            f"batch_size {experiment.data.batch_size} does not divide into {micro_batches} "
+            f"micro_batches over {model.sharding.ways('batch')} devices"
+        )
+    step = make_train_step(
+        model, optimizer, make_schedule(experiment.optimizer, steps), micro_batches
+    )
+    return Plan(experiment, model, optimizer, state, batch, compile_step(step, model, state, batch))
+
+
+def memory_per_device(compiled: jax.stages.Compiled) -> int | None:
+    """Bytes a device needs for the program's arguments, outputs and temporaries, as the compiler
+    says; None where it doesn't."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return None
+    return (
+        analysis.argument_size_in_bytes
+        + analysis.output_size_in_bytes
+        - analysis.alias_size_in_bytes
+        + analysis.temp_size_in_bytes
+    )
+
+
+def print_facts(facts: dict[str, Any], console: Console) -> None:
+    """The facts as a table, large numbers also in round figures."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in facts.items():
+        table.add_row(name.replace("_", " "), _readable(name, value))
+    console.print(table)
+
+
+def _readable(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return " x ".join(f"{axis} {size}" for axis, size in value.items())
+    if name == "memory_per_device" and value is not None:
+        return f"{value / 2**30:.2f} GiB (by compilation)"
+    if name == "epochs":
+        return f"{value:.2f}"
+    if isinstance(value, int | float) and value >= 1e6:
+        unit, size = next((u, s) for u, s in (("T", 1e12), ("G", 1e9), ("M", 1e6)) if value >= s)
+        return f"{value:,.0f} ({value / size:.1f}{unit})"
+    return f"{value:,}" if isinstance(value, int) else str(value)
