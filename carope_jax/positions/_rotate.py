@@ -13,7 +13,7 @@ Layout = Literal["half", "interleaved"]
 
 def rotate(
     x: Float[Array, "B T H N"],
-    phases: Float[Array, "B T K P"],
+    phases: Float[Array, "#B T K P"],
     layout: Layout = "half",
 ) -> Float[Array, "B T H N"]:
     """Turns each pair of features by its phase (arXiv 2104.09864, equation 34).
@@ -22,8 +22,9 @@ def rotate(
 
     Args:
       x: queries or keys, any float dtype.
-      phases: float32 radians. K must divide H; a query group of H/K heads shares its phase. Where
-        2P < N only the first 2P features of a head turn (partial rotary).
+      phases: float32 radians. K must divide H; a query group of H/K heads shares its phase. One
+        row of phases serves every row of x. Where 2P < N only the first 2P features of a head turn
+        (partial rotary).
       layout: which features are a pair.
 
     Returns:

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from experiments import ROOT
 
 from carope_jax import command
 
@@ -16,11 +16,10 @@ SHORT += ["--checkpoint.every", 2, "--training.log-every", 1, "--mesh.data", 8]
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run of four updates, made once."""
-    import runpy
+    import train
 
     workdir = tmp_path_factory.mktemp("runs") / "a"
-    main = runpy.run_path(str(ROOT / "train.py"))["main"]
-    main([str(a) for a in [*SMOKE, *SHORT, "--workdir", workdir]])
+    train.main([str(a) for a in [*SMOKE, *SHORT, "--workdir", workdir]])
     return workdir
 
 
@@ -81,7 +80,11 @@ def test_unknown_field_in_a_config_file_names_the_nearest(run_command, tmp_path)
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("experiment = 3", "must define"), ("import nothing_here", "nothing_here"), ("x =", "invalid")],
+    [
+        ("experiment = 3", "must define"),
+        ("import nothing_here", "nothing_here"),
+        ("x =", "invalid"),
+    ],
 )
 def test_config_files_that_build_nothing(run_command, tmp_path, text, message):
     config = tmp_path / "c.py"

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from conftest import ragged_batch, small_experiment
+from experiments import ragged_batch, small_experiment
 
 from carope_jax.layers import ENCODINGS
 from carope_jax.training import (

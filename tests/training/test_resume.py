@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from experiments import ROOT
 
 from carope_jax.training import CheckpointConfig, Checkpoints
 
@@ -99,7 +100,7 @@ def test_sigterm_while_compiling(start, uninterrupted, tmp_path):
     deadline = time.monotonic() + 120
     caught = 1 << (signal.SIGTERM - 1)
     while time.monotonic() < deadline:
-        status = open(f"/proc/{process.pid}/status").read()
+        status = Path(f"/proc/{process.pid}/status").read_text()
         if int(status.split("SigCgt:")[1].split()[0], 16) & caught:
             break
         time.sleep(0.01)

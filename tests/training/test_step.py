@@ -1,12 +1,13 @@
 """One update: its loss, its gradient over micro-batches, what it leaves alone."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ragged_batch, small_experiment
+from experiments import ragged_batch, small_experiment
 from flax import nnx
 
 from carope_jax.training import (
@@ -20,7 +21,9 @@ from carope_jax.training import (
 )
 
 
+@functools.cache
 def prepared(experiment, mesh, micro_batches=1):
+    """A model, its first state and its compiled update: most tests share one."""
     model = abstract_model(experiment.model, mesh)
     optimizer = make_optimizer(experiment.optimizer, experiment.training.steps)
     schedule = make_schedule(experiment.optimizer, experiment.training.steps)
