@@ -35,7 +35,9 @@ class Arguments:
     """One run's folder, or several to compare."""
     evaluation: Annotated[EvaluationConfig, tyro.conf.arg(name="")]
     corpus: str | None = None
-    """Evaluate on all documents of this corpus (a path, 'kjv', ...) instead of the held-out ones."""
+    """Evaluate on all documents of this corpus (a path, 'kjv') instead of the held-out ones."""
+    tokens: int | None = None
+    """Evaluate on about so many tokens, evenly from the documents' beginnings; all by default."""
     step: int | None = None
     """Which checkpoint; the newest by default."""
     mesh: MeshConfig = MeshConfig()
@@ -63,6 +65,7 @@ def main(argv: Sequence[str]) -> None:
             arguments.workdir,
             arguments.evaluation,
             corpus=arguments.corpus,
+            tokens=arguments.tokens,
             step=arguments.step,
             mesh=arguments.mesh,
             check=flag.check,

@@ -1,6 +1,6 @@
 """A 1M-parameter GPT-2 on the King James Bible: what `make quickstart` trains for each encoding.
 
-Training length 128, head_dim 64; eight whole books are held out. A minute or two on 2 CPU cores.
+Training length 128, head_dim 64; eight whole books are held out. About a minute on 2 CPU cores.
 """
 
 from carope_jax.data import DataConfig
@@ -11,7 +11,7 @@ experiment = Experiment(
     name="quickstart",
     model=ModelConfig(position="carope", num_layers=4, model_dim=128, num_heads=2, scan_unroll=4),
     data=DataConfig(corpus="kjv", tokenizer="train:2048", length=128, batch_size=16),
-    optimizer=OptimizerConfig(learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=20),
-    training=TrainingConfig(steps=250, log_every=25, eval_every=125, eval_tokens=16384),
-    checkpoint=CheckpointConfig(every=125, keep=2),
+    optimizer=OptimizerConfig(learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=10),
+    training=TrainingConfig(steps=100, log_every=10, eval_every=0),
+    checkpoint=CheckpointConfig(every=50, keep=2),
 )

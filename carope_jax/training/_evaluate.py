@@ -36,6 +36,7 @@ def evaluate_runs(
     config: EvaluationConfig,
     *,
     corpus: str | None = None,
+    tokens: int | None = None,
     step: int | None = None,
     mesh: MeshConfig | None = None,
     check: Check | None = None,
@@ -47,6 +48,7 @@ def evaluate_runs(
       workdirs: the runs' folders.
       config: protocol, lengths, seed.
       corpus: evaluate on all documents of this corpus; None: on each run's held-out ones.
+      tokens: evaluate on about so many, taken evenly from the documents' beginnings; None: all.
       step: which checkpoint; None: the newest.
       mesh: how the devices are laid out; None: all of them replicas.
       check: called before each batch; what it raises stops the evaluation.
@@ -64,7 +66,8 @@ def evaluate_runs(
         # Runs of one comparison mostly share their data: it is read once.
         key = (run.info["data"], run.tokenizer.hash)
         if key not in documents:
-            documents[key] = _documents(run, corpus)
+            found = _documents(run, corpus)
+            documents[key] = found if tokens is None else beginnings(found, tokens)
         nll = make_nll_function(run.model)
         model = evaluated_model(
             run.experiment, run.model, nll, run.state.params, run.state.constants
@@ -90,6 +93,17 @@ def evaluate_runs(
                 evaluate(config, model, documents[key], eot_id, check=check, progress=progress)
             )
     return evaluations
+
+
+def beginnings(documents: list[np.ndarray], tokens: int) -> list[np.ndarray]:
+    """Each document's beginning, about `tokens` in all.
+
+    Raises:
+      ValueError: that is less than a token of each.
+    """
+    if tokens < len(documents):
+        raise ValueError(f"tokens {tokens} is below one of each of {len(documents)} documents")
+    return [document[: tokens // len(documents)] for document in documents]
 
 
 def _documents(run: LoadedRun, corpus: str | None) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ from carope_jax.data import TextDataset, load_dataset, train_batches
 from carope_jax.evaluation import EvaluationConfig, evaluate
 from carope_jax.training._checkpoint import Checkpoints
 from carope_jax.training._config import Experiment
-from carope_jax.training._evaluate import evaluated_model
+from carope_jax.training._evaluate import beginnings, evaluated_model
 from carope_jax.training._flops import flops_per_token, peak_flops
 from carope_jax.training._interrupt import Interrupted, InterruptFlag
 from carope_jax.training._manifest import check_same
@@ -135,7 +135,7 @@ class _Loop:
         self.step, self.state = self._first_state()
         self.saved = checkpoints.latest()
         self._nll = make_nll_function(plan.model)
-        self._validation = _cut(inputs.dataset.validation, self.config.eval_tokens)
+        self._validation = beginnings(inputs.dataset.validation, self.config.eval_tokens)
         # The last update's metrics, not yet looked at: the device works on while the host checks.
         self._unchecked: dict[str, Any] | None = None
 
@@ -265,11 +265,6 @@ class _Loop:
         eot_id = self.inputs.dataset.tokenizer.eot_id
         result = evaluate(config, model, self._validation, eot_id, check=self.flag.check)
         return {f"{VALIDATION}{r.length}": r.nll for r in result.results}
-
-
-def _cut(documents: list[np.ndarray], tokens: int) -> list[np.ndarray]:
-    """Each document's beginning, about `tokens` in all."""
-    return [document[: max(1, tokens // len(documents))] for document in documents]
 
 
 class _Profiler:
