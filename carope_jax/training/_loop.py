@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 from rich.console import Console
 
-from carope_jax.data import TextDataset, load_dataset, train_batches
+from carope_jax.data import StreamWindows, TextDataset, load_dataset, train_batches
 from carope_jax.evaluation import EvaluationConfig, evaluate
 from carope_jax.training._checkpoint import Checkpoints
 from carope_jax.training._config import Experiment
@@ -20,7 +20,7 @@ from carope_jax.training._evaluate import beginnings, evaluated_model
 from carope_jax.training._flops import flops_per_token, peak_flops
 from carope_jax.training._interrupt import Interrupted, InterruptFlag
 from carope_jax.training._manifest import check_same
-from carope_jax.training._plan import Plan, make_plan, print_facts
+from carope_jax.training._plan import Plan, lay_out, make_plan, print_facts
 from carope_jax.training._records import VALIDATION, ProgressLine, Records, Row, to_row
 from carope_jax.training._run import RunFolder, check_resumable
 from carope_jax.training._state import TrainState, initial_state
@@ -51,8 +51,9 @@ def read_inputs(experiment: Experiment, workdir: str | epath.Path) -> Inputs:
 
     Raises:
       FileNotFoundError: the corpus or the tokenizer is missing.
-      ValueError: the text is too short, the tokenizer does not fit, or the folder holds a run that
-        differs in what an update computes; every difference is named.
+      ValueError: the text is too short, the tokenizer does not fit, the batch or the model does not
+        divide over the mesh, or the folder holds a run that differs in what an update computes;
+        every difference is named.
     """
     folder = RunFolder(workdir)
     tokenizer = folder.tokenizer() if folder.exists() else None
@@ -60,6 +61,8 @@ def read_inputs(experiment: Experiment, workdir: str | epath.Path) -> Inputs:
     experiment = experiment.resolved(dataset.tokenizer.vocab_size)
     if folder.exists():
         check_resumable(folder.experiment(), experiment)
+    StreamWindows(dataset.train_stream(), experiment.data.length)  # raises where there is none
+    lay_out(experiment)
     return Inputs(folder, experiment, dataset)
 
 
@@ -167,8 +170,8 @@ class _Loop:
     def _first_state(self) -> tuple[int, TrainState]:
         if self.checkpoints.latest() is None:
             config, seed = self.inputs.experiment.model, self.config.seed
-            return 0, initial_state(config, self.plan.model, self.plan.optimizer, seed)
-        restored = self.checkpoints.restore(self.plan.state, data=self.data)
+            return 0, initial_state(config, self.plan.model, self.plan.layout.optimizer, seed)
+        restored = self.checkpoints.restore(self.plan.layout.state, data=self.data)
         check_same(self.inputs.info, restored.info, f"the run in {self.inputs.folder.path}")
         self.console.print(f"resumed at step {restored.step}", highlight=False)
         return restored.step, restored.state
@@ -220,7 +223,7 @@ class _Loop:
         arrays = next(self.data)
         return {
             name: jax.make_array_from_process_local_data(shape.sharding, arrays[name], shape.shape)
-            for name, shape in self.plan.batch.items()
+            for name, shape in self.plan.layout.batch.items()
         }
 
     def _check_finite(self) -> None:

@@ -1,7 +1,7 @@
 """A run before it trains: everything derived from the experiment, compiled and measured."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -22,18 +22,30 @@ from carope_jax.training._state import (
 from carope_jax.training._step import compile_step, make_train_step
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """An experiment made ready on a mesh: model, optimizer, shapes, and the compiled update."""
+class Layout(NamedTuple):
+    """Where an experiment's arrays will live; nothing compiled."""
 
-    experiment: Experiment
     model: Model
     optimizer: optax.GradientTransformation
     state: TrainState
     """Shapes and shardings."""
     batch: dict[str, jax.ShapeDtypeStruct]
+    """The same."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """An experiment made ready on a mesh: its layout, and the compiled update."""
+
+    experiment: Experiment
+    layout: Layout
     step: jax.stages.Compiled
     """(state, batch) -> (state, metrics); a drifting shape raises."""
+
+    @property
+    def model(self) -> Model:
+        """The decoder without its arrays."""
+        return self.layout.model
 
     def facts(self, *, training_tokens: int | None = None) -> dict[str, Any]:
         """Every derived number, by name: what a dry run prints and `--json` writes.
@@ -64,15 +76,14 @@ class Plan:
         return facts
 
 
-def make_plan(experiment: Experiment) -> Plan:
-    """Lays out and compiles a resolved experiment; computes nothing.
+def lay_out(experiment: Experiment) -> Layout:
+    """Places a resolved experiment's arrays on its mesh; compiles nothing.
 
     Raises:
       ValueError: the mesh does not cover the devices, or a size does not divide over it.
     """
     model = abstract_model(experiment.model, make_mesh(experiment.mesh))
-    steps = experiment.training.steps
-    optimizer = make_optimizer(experiment.optimizer, steps)
+    optimizer = make_optimizer(experiment.optimizer, experiment.training.steps)
     state = abstract_state(model, optimizer)
     micro_batches = experiment.training.micro_batches
     batch = batch_shapes(model, experiment.data.batch_size, experiment.data.length)
@@ -82,10 +93,24 @@ def make_plan(experiment: Experiment) -> Plan:
             f"batch_size {experiment.data.batch_size} does not divide into {micro_batches} "
             f"micro_batches over {model.sharding.ways('batch')} devices"
         )
+    return Layout(model, optimizer, state, batch)
+
+
+def make_plan(experiment: Experiment) -> Plan:
+    """Lays out and compiles a resolved experiment; computes nothing.
+
+    Raises:
+      ValueError: as `lay_out` does.
+    """
+    layout = lay_out(experiment)
     step = make_train_step(
-        model, optimizer, make_schedule(experiment.optimizer, steps), micro_batches
+        layout.model,
+        layout.optimizer,
+        make_schedule(experiment.optimizer, experiment.training.steps),
+        experiment.training.micro_batches,
     )
-    return Plan(experiment, model, optimizer, state, batch, compile_step(step, model, state, batch))
+    compiled = compile_step(step, layout.model, layout.state, layout.batch)
+    return Plan(experiment, layout, compiled)
 
 
 def memory_per_device(compiled: jax.stages.Compiled) -> int | None:
