@@ -56,6 +56,8 @@ def main(argv: Sequence[str]) -> None:
         arguments = tyro.cli(Arguments, description=__doc__, args=argv)
         if arguments.plot is not None and arguments.evaluation.protocol != "per_position":
             raise ValueError("--plot draws loss by position: add --protocol per_position")
+        if not arguments.workdir:
+            raise ValueError("--workdir needs at least one run's folder")
         names = [folder.name for folder in arguments.workdir]
         if len(set(names)) < len(names):
             raise ValueError(f"runs are told apart by their folders' names, got {names}")

@@ -77,7 +77,7 @@ def make_train_step(
         updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
         metrics = {
             "loss": total / tokens,
-            "grad_norm": optax.global_norm(gradient),
+            "grad_norm": optax.tree.norm(gradient),
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
             "tokens": count,
             **jax.tree.map(lambda m: m.mean(0), measurements),

@@ -190,6 +190,7 @@ def test_perplexity_is_a_property_of_the_model(run_command, finished, tmp_path):
 
 BAD_EVALUATION = {
     "no run": (["--workdir", "{tmp}/none", "--lengths", "64"], r"no run in"),
+    "no workdir": (["--workdir", "--lengths", "64"], r"at least one run"),
     "no such step": (["--workdir", "{run}", "--lengths", "64", "--step", "3"], r"3"),
     "lengths": (["--workdir", "{run}", "--lengths", "128", "64"], r"lengths=\(128, 64\)"),
     "too long": (
