@@ -19,7 +19,7 @@ quickstart: $(VENV)/.quickstart
 	  $(BIN)/python train.py --config configs/quickstart.py --workdir $(RUNS)/$$encoding \
 	    --model.position $$encoding || exit $$?; \
 	done
-	$(BIN)/python eval.py --workdir $(FOLDERS) --protocol per_position --lengths 1024 \
+	$(BIN)/python eval.py --workdir $(FOLDERS) --protocol per_position --lengths $(LENGTHS) \
 	  --tokens $(TOKENS) --plot $(RUNS)/loss_by_position.png --json $(RUNS)/per_position.json
 	$(BIN)/python eval.py --workdir $(FOLDERS) --protocol paper --lengths $(LENGTHS) \
 	  --tokens $(TOKENS) --json $(RUNS)/paper.json --markdown $(RUNS)/table.md

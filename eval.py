@@ -74,14 +74,15 @@ def main(argv: Sequence[str]) -> None:
             console=console,
         )
     results = {name: [found] for name, found in zip(names, evaluations, strict=True)}
-    console.print(comparison_table(results))
     rows = [evaluation.to_json() for evaluation in evaluations]
-    command.write_json(arguments.json, rows[0] if len(rows) == 1 else rows)
-    if arguments.markdown is not None:
-        arguments.markdown.write_text(comparison_markdown(results))
-    if arguments.plot is not None:
-        plot_by_position(results, arguments.plot)
-        console.print(f"loss by position: {arguments.plot}", highlight=False)
+    with command.input_errors():
+        console.print(comparison_table(results))
+        command.write_json(arguments.json, rows[0] if len(rows) == 1 else rows)
+        if arguments.markdown is not None:
+            arguments.markdown.write_text(comparison_markdown(results))
+        if arguments.plot is not None:
+            plot_by_position(results, arguments.plot)
+            console.print(f"loss by position: {arguments.plot}", highlight=False)
 
 
 if __name__ == "__main__":

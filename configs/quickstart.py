@@ -10,8 +10,8 @@ from carope_jax.training import CheckpointConfig, Experiment, OptimizerConfig, T
 experiment = Experiment(
     name="quickstart",
     model=ModelConfig(position="carope", num_layers=4, model_dim=128, num_heads=2, scan_unroll=4),
-    data=DataConfig(corpus="kjv", tokenizer="train:2048", length=128, batch_size=16),
+    data=DataConfig(corpus="kjv", tokenizer="train:2048", length=128, batch_size=8),
     optimizer=OptimizerConfig(learning_rate=3e-3, final_learning_rate=3e-4, warmup_steps=10),
-    training=TrainingConfig(steps=100, log_every=10, eval_every=0),
-    checkpoint=CheckpointConfig(every=50, keep=2),
+    training=TrainingConfig(steps=160, log_every=20, eval_every=0),
+    checkpoint=CheckpointConfig(every=80, keep=2),
 )
