@@ -26,7 +26,7 @@ quickstart: $(VENV)/.quickstart
 	@echo "table: $(RUNS)/table.md   picture: $(RUNS)/loss_by_position.png"
 
 test: $(VENV)/.test lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
