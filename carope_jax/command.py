@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import dacite
 from rich.console import Console
 
-from carope_jax.training import Experiment, Interrupted, NonFiniteLoss, RunFolder, unknown_field
+from carope_jax.training import Experiment, Interrupted, RunFolder, unknown_field
 
 BAD_INPUT, NOT_FINITE, STOPPED = 2, 3, 75
 
@@ -45,7 +45,7 @@ def run(
     except InputError as error:
         console.print(f"error: {error}")
         sys.exit(BAD_INPUT)
-    except NonFiniteLoss as error:
+    except FloatingPointError as error:
         console.print(f"error: {error}")
         sys.exit(NOT_FINITE)
     except Interrupted as error:

@@ -144,17 +144,12 @@ class _Loop:
 
     def run(self, last: int, profile_steps: tuple[int, int] | None) -> int:
         """Updates until `last`, saving what is new at the end, whatever ends it but a NaN."""
-        folder, experiment = self.inputs.folder.path, self.inputs.experiment
+        folder = self.inputs.folder.path
         records = Records(folder, step=self.step, tensorboard=self.config.tensorboard)
         unvalidated = None
         if self.step > 0 and self._due(self.config.eval_every, last):
             unvalidated = records.pop_unvalidated(self.step)
-        progress = ProgressLine(
-            self.console,
-            steps=self.config.steps,
-            done=self.step,
-            tokens_per_update=experiment.tokens_per_update,
-        )
+        progress = ProgressLine(self.console, steps=self.config.steps, done=self.step)
         profiler = _Profiler(str(folder / "profile"), profile_steps)
         with records, progress, profiler:
             try:

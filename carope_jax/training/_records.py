@@ -114,8 +114,8 @@ def _scalars(name: str, value: Any) -> list[tuple[str, float]]:
 class ProgressLine:
     """Steps done, loss, tokens a second and time left: a bar on a terminal, else a line a row."""
 
-    def __init__(self, console: Console, *, steps: int, done: int, tokens_per_update: int) -> None:
-        self._console, self._steps, self._tokens = console, steps, tokens_per_update
+    def __init__(self, console: Console, *, steps: int, done: int) -> None:
+        self._console, self._steps = console, steps
         self._first, self._began = done, time.monotonic()
         self._bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -143,7 +143,7 @@ class ProgressLine:
         """Moves the bar."""
         self._bar.update(self._task, completed=step)
 
-    def row(self, row: Row) -> None:
+    def row(self, row: Mapping[str, Any]) -> None:
         """Shows a logged row."""
         step, loss, rate = row["step"], row["loss"], row["tokens_per_second"]
         text = f"loss {loss:.4f}  {rate:,.0f} tok/s"
@@ -152,8 +152,8 @@ class ProgressLine:
                 text += f"  val@{name.removeprefix(VALIDATION)} {value:.4f}"
         self._bar.update(self._task, description=text)
         if not self._console.is_terminal:
-            done = int(step) - self._first  # type: ignore[arg-type]
-            left = (time.monotonic() - self._began) / max(done, 1) * (self._steps - int(step))  # type: ignore[arg-type]
+            done = step - self._first
+            left = (time.monotonic() - self._began) / max(done, 1) * (self._steps - step)
             self._console.print(
                 f"step {step}/{self._steps}  {text}  {_duration(left)} left", highlight=False
             )
