@@ -26,7 +26,7 @@ quickstart: $(VENV)/.quickstart
 	@echo "table: $(RUNS)/table.md   picture: $(RUNS)/loss_by_position.png"
 
 test: $(VENV)/.test lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
