@@ -166,7 +166,8 @@ def carope_rotate(
     """Rotates queries and keys by their accumulated phases: increments, sum and turn in one.
 
     Lean in memory: for the backward pass it keeps `log_frequency` and the rotated q and k (which
-    attention keeps anyway) and computes the phases again.
+    attention keeps anyway) and computes the phases again. Differentiable in reverse mode, of any
+    order; for forward mode call `carope_increments`, `accumulate` and `rotate`.
 
     Args:
       q: queries; each group of H/K of them shares its key/value head's phase. With fewer
