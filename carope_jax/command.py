@@ -17,7 +17,14 @@ from typing import Any, NoReturn
 import dacite
 from rich.console import Console
 
-from carope_jax.training import Experiment, Interrupted, RunFolder, unknown_field
+from carope_jax.training import (
+    CheckpointCorrupt,
+    CheckpointMismatch,
+    Experiment,
+    Interrupted,
+    RunFolder,
+    unknown_field,
+)
 
 BAD_INPUT, NOT_FINITE, STOPPED = 2, 3, 75
 
@@ -42,7 +49,7 @@ def run(
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         command(sys.argv[1:] if arguments is None else arguments)
-    except InputError as error:
+    except (InputError, CheckpointMismatch, CheckpointCorrupt) as error:
         console.print(f"error: {error}")
         sys.exit(BAD_INPUT)
     except FloatingPointError as error:

@@ -7,6 +7,7 @@ import pytest
 from experiments import ROOT
 
 from carope_jax import command
+from carope_jax.training import CheckpointCorrupt, CheckpointMismatch
 
 SMOKE = ["--config", ROOT / "configs/smoke.py"]
 SHORT = ["--training.steps", 4, "--optimizer.warmup-steps", 1, "--training.eval-every", 2]
@@ -250,3 +251,16 @@ def test_dry_run_prints_the_paper_s_sizes(run_command, tmp_path):
     assert facts["steps"] == 19_000
     assert facts["memory_per_device"] > facts["parameters"] * 3 * 4 / 8
     assert "44M" in ran.out
+
+
+@pytest.mark.parametrize("kind", [CheckpointMismatch, CheckpointCorrupt])
+def test_a_checkpoint_that_cannot_be_used_is_one_line_too(capfd, kind):
+    """Found while resuming, after the inputs were read: still no traceback."""
+
+    def resume(arguments):
+        raise kind("data differs")
+
+    with pytest.raises(SystemExit) as stopped:
+        command.run(resume, [])
+    assert stopped.value.code == command.BAD_INPUT
+    assert capfd.readouterr().err == "error: data differs\n"
