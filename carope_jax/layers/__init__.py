@@ -1,41 +1,69 @@
-"""Positional encodings as thin Flax modules: parameters, and a call into `positions`."""
+"""Positional encodings as thin Flax modules: weights, and a call into `positions`.
 
-from carope_jax.layers._additive import (
-    Learned,
-    LearnedConfig,
-    NopeConfig,
-    Sinusoidal,
-    SinusoidalConfig,
-)
-from carope_jax.layers._carope import Carope, CaropeConfig, EmbeddingCarope
+Here are the NNX modules, and the options of each as a dataclass; `carope_jax.linen` has the Linen
+ones, of the same weights and numbers.
+"""
+
+from carope_jax.layers._additive import Learned, LearnedConfig, Sinusoidal, SinusoidalConfig
+from carope_jax.layers._bias import Alibi, AlibiConfig, Fox, FoxConfig
+from carope_jax.layers._carope import Carope, CaropeConfig
+from carope_jax.layers._darope import DaRope, DaRopeConfig, HoPe, HoPeConfig
 from carope_jax.layers._encoding import (
-    Encoding,
     EncodingConfig,
-    FrozenParam,
     HeadDims,
+    Parameter,
     Rotated,
     Segmentation,
+    Weights,
+)
+from carope_jax.layers._module import (
+    AdditiveEncoding,
+    AttentionEncoding,
+    BiasEncoding,
+    EmbeddingEncoding,
+    Encoding,
+    FrozenParam,
+    RotaryEncoding,
 )
 from carope_jax.layers._registry import ENCODINGS, EncodingChoice
-from carope_jax.layers._rope import Rope, RopeConfig
+from carope_jax.layers._rope import NoPE, NoPEConfig, Rope, RopeConfig
+from carope_jax.layers._selective import SelectiveRope, SelectiveRopeConfig, SelectiveState
 
 __all__ = [
     "ENCODINGS",
+    "AdditiveEncoding",
+    "Alibi",
+    "AlibiConfig",
+    "AttentionEncoding",
+    "BiasEncoding",
     "Carope",
     "CaropeConfig",
-    "EmbeddingCarope",
+    "DaRope",
+    "DaRopeConfig",
+    "EmbeddingEncoding",
     "Encoding",
     "EncodingChoice",
     "EncodingConfig",
+    "Fox",
+    "FoxConfig",
     "FrozenParam",
     "HeadDims",
+    "HoPe",
+    "HoPeConfig",
     "Learned",
     "LearnedConfig",
-    "NopeConfig",
+    "NoPE",
+    "NoPEConfig",
+    "Parameter",
     "Rope",
     "RopeConfig",
+    "RotaryEncoding",
     "Rotated",
     "Segmentation",
+    "SelectiveRope",
+    "SelectiveRopeConfig",
+    "SelectiveState",
     "Sinusoidal",
     "SinusoidalConfig",
+    "Weights",
 ]

@@ -1,31 +1,31 @@
 """CARoPE as a layer."""
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
+import jax.nn
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, UInt32
 
 from carope_jax.layers._encoding import (
-    Encoding,
     EncodingConfig,
-    FrozenParam,
     HeadDims,
+    Parameter,
     Rotated,
     Segmentation,
+    Weights,
 )
-from carope_jax.layers._rope import check_rotary_options
+from carope_jax.layers._module import RotaryEncoding
+from carope_jax.layers._rope import check_length, check_rotary_options
 from carope_jax.positions import (
     Exponent,
     Layout,
-    Scaling,
-    carope_increments,
+    ScalingConfig,
     carope_log_frequency,
     carope_rotate,
-    linear_scaling,
     rope_bias,
 )
 
@@ -39,7 +39,157 @@ Source = Literal["hidden", "embedding"]
 """What the frequencies depend on."""
 
 
-class Carope(Encoding):
+@dataclasses.dataclass(frozen=True)
+class CaropeConfig(EncodingConfig):
+    """CARoPE (arXiv 2507.23083, section 2): what the paper leaves open is chosen here, never in
+    silence."""
+
+    accumulates: ClassVar[bool] = True
+
+    source: Source = "hidden"
+    """What the frequencies depend on in a decoder: the block's normalised input, or the token
+    embeddings. Every layer has a projection of its own either way."""
+    init: Init = "rope"
+    """Start as RoPE exactly (W = 0 and a bias), or as the paper prints it (no bias, random W); the
+    paper's text says both."""
+    exponent: Exponent = "power"
+    """f^i (the paper), f for every pair (an ablation), or an f of its own for each pair."""
+    first_exponent: int = 0
+    """0: pair 0 turns 1 rad a token, as RoPE's does; 1: it turns f."""
+    inclusive: bool = True
+    """Whether a token's own increment is in its phase (the paper)."""
+    control: Control = "none"
+    """A stand-in for the learned frequency: frozen (random W, never trained: an accumulated random
+    rotation, arXiv 2606.24975), shuffled (f of the batch's previous sequence, so that nothing of
+    the future leaks), or mean (each head's mean increments in place of the context's, from the
+    weight `mean_increments` [K, P], which starts at the increments of W = 0)."""
+    base: float = 10_000.0
+    """The RoPE base at which init=rope starts, and the scaling rule's reference."""
+    kernel_std: float = 0.02
+    """Standard deviation of W where it is random."""
+    layout: Layout = "half"
+    """Which features of a head are a pair: (i, i + P) or (2i, 2i + 1)."""
+    scaling: ScalingConfig = ScalingConfig()
+    """A rule that extends the context: its factors multiply the increments."""
+
+    def validate(self, dims: HeadDims) -> None:
+        """Raises a ValueError for options that contradict each other or the head dim."""
+        check_rotary_options(dims.head_dim, dims.head_dim, self.base, self.layout)
+        for name, allowed in (
+            ("source", get_args(Source)),
+            ("init", get_args(Init)),
+            ("exponent", get_args(Exponent)),
+            ("first_exponent", (0, 1)),
+            ("control", get_args(Control)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        if self.init == "rope":
+            if self.exponent == "shared" or self.first_exponent == 1:
+                raise ValueError(
+                    f"init='rope' can't be reached with exponent={self.exponent!r}, "
+                    f"first_exponent={self.first_exponent}: use init='paper'"
+                )
+            if not self.base > 1:
+                raise ValueError(f"init='rope' needs a base above 1, got {self.base}")
+
+    def longest(self, dims: HeadDims) -> int | None:
+        """A dynamic rule's declared length: its factors are for no longer a sequence."""
+        return self.scaling.longest
+
+    def attention_parameters(self, dims: HeadDims) -> dict[str, Parameter]:
+        """W [D, K], or [D, K, P] for an f a pair; the bias where training starts as RoPE."""
+        pairs = dims.head_dim // 2
+        outputs = (dims.kv_heads, pairs) if self.exponent == "free" else (dims.kv_heads,)
+        axes = ("embed", "kv_heads", "pairs")[: 1 + len(outputs)]
+        trained = self.control != "frozen"
+        still = self.init == "rope" and trained
+        kernel_init = (
+            jax.nn.initializers.zeros if still else jax.nn.initializers.normal(self.kernel_std)
+        )
+        parameters = {"kernel": Parameter((dims.model_dim, *outputs), kernel_init, axes, trained)}
+        if self.init == "rope":
+            start = _rope_start(self.base, dims.head_dim, self.exponent)
+            parameters["bias"] = Parameter(outputs, _constant(start), axes[1:], trained)
+        if self.control == "mean":
+            means = _constant(self._still_increments(dims))
+            shape = (dims.kv_heads, pairs)
+            parameters["mean_increments"] = Parameter(shape, means, ("kv_heads", "pairs"), False)
+        return parameters
+
+    def initial_state(self, dims: HeadDims, batch: int) -> UInt32[Array, "B K P"]:
+        """The carry before a sequence's first token: no turn at all."""
+        return jnp.zeros((batch, dims.kv_heads, dims.head_dim // 2), jnp.uint32)
+
+    def log_frequency(self, weights: Weights, x: Float[Array, "B T D"]) -> Float[Array, "B T K *P"]:
+        """Float32 log f of each token, the control applied.
+
+        Raises:
+          ValueError: `control="shuffled"` for a batch of one.
+        """
+        if self.control == "mean":
+            log_increments_KP = jnp.log(weights["mean_increments"])
+            return jnp.broadcast_to(log_increments_KP, (*x.shape[:2], *log_increments_KP.shape))
+        log_f = carope_log_frequency(x, weights["kernel"], weights.get("bias"))
+        if self.control == "shuffled":
+            if x.shape[0] < 2:
+                raise ValueError("control='shuffled' needs a batch of at least 2 sequences, got 1")
+            log_f = jnp.roll(log_f, 1, axis=0)
+        return log_f
+
+    def rotate(
+        self,
+        weights: Weights,
+        dims: HeadDims,
+        q: Float[Array, "B T H N"],
+        k: Float[Array, "B T K N"],
+        *,
+        hidden: Float[Array, "B T D"] | None,
+        embedding: Float[Array, "B T D"] | None,
+        segmentation: Segmentation,
+        state: UInt32[Array, "B K P"] | None = None,
+        axis_name: str | None = None,
+    ) -> Rotated:
+        """Turned by the phases that the source has accumulated; f's mean and spread measured."""
+        x = hidden if self.source == "hidden" else embedding
+        if x is None:
+            raise ValueError("CARoPE needs x, what its frequencies depend on")
+        check_length(q.shape[1], self.scaling.longest)
+        log_f = self.log_frequency(weights, x)
+        mean = self.control == "mean"
+        q, k, carry = carope_rotate(
+            q,
+            k,
+            log_f,
+            # The means are of increments, pair by pair, whatever they are the means of.
+            exponent="free" if mean else self.exponent,
+            first_exponent=1 if mean else self.first_exponent,
+            inclusive=self.inclusive,
+            layout=self.layout,
+            scaling=self.scaling.scaling(dims.head_dim // 2, self.base),
+            starts=segmentation.starts,
+            valid=segmentation.valid,
+            carry=state,
+            axis_name=axis_name,
+        )
+        spread = _frequency_spread(jax.lax.stop_gradient(log_f), segmentation.valid)
+        return Rotated(q, k, state=carry, measurements=spread)
+
+    def _still_increments(self, dims: HeadDims) -> np.ndarray:
+        """The increments [K, P] of W = 0, in float64."""
+        pairs = dims.head_dim // 2
+        bias = _rope_start(self.base, dims.head_dim, self.exponent) if self.init == "rope" else 0.0
+        f = 1 / (1 + np.logaddexp(0, bias))
+        if self.exponent == "power":
+            increments_P = f ** np.arange(self.first_exponent, self.first_exponent + pairs)
+        else:
+            increments_P = np.broadcast_to(f, pairs).copy()
+            if self.exponent == "free" and self.first_exponent == 0:
+                increments_P[0] = 1.0
+        return np.broadcast_to(increments_P, (dims.kv_heads, pairs))
+
+
+class Carope(RotaryEncoding):
     """Context-aware rotary position embedding (arXiv 2507.23083, section 2).
 
     Replaces a rotary call:
@@ -50,22 +200,11 @@ class Carope(Encoding):
 
     Args:
       model_dim: features of x, which the frequencies are projected from.
-      kv_heads: key/value heads: a cached key has one rotation, so its query group shares it.
+      kv_heads: key/value heads: a cached key has one rotation, so its query group shares it. (With
+        fewer of them than heads this departs from the paper's one frequency a query head.)
       head_dim: features of a head.
-      init: "rope": W = 0 and a bias at which CARoPE is RoPE of `base`. "paper": no bias, W ~ N(0,
-        `kernel_std`). The paper's text says both.
-      exponent: "power" (paper): f^i. "shared": f for every pair. "free": an f a pair.
-      first_exponent: 0 (pair 0 turns 1 rad a token, as RoPE's) or 1.
-      inclusive: whether a token's own increment is in its phase (paper).
-      control: "none"; "frozen": W random and never trained, an accumulated random rotation (arXiv
-        2606.24975); "shuffled": f of the batch's previous sequence, so that nothing of the future
-        leaks; "mean": each head's mean increments in place of the context's, from the variable
-        `mean_increments` [K, P], which starts at the increments of W = 0.
-      base: RoPE base at which `init="rope"` starts.
-      kernel_std: of W, where it is random.
-      layout: which features of a head are a pair.
-      interpolation: increments are divided by it; at least 1.
       rngs: for the random W.
+      options: the fields of `CaropeConfig`.
 
     Raises:
       ValueError: an odd head_dim, an unknown option, or `init="rope"` where RoPE is not reachable
@@ -73,248 +212,39 @@ class Carope(Encoding):
     """
 
     def __init__(
-        self,
-        model_dim: int,
-        kv_heads: int,
-        head_dim: int,
-        *,
-        init: Init = "rope",
-        exponent: Exponent = "power",
-        first_exponent: int = 0,
-        inclusive: bool = True,
-        control: Control = "none",
-        base: float = 10_000.0,
-        kernel_std: float = 0.02,
-        layout: Layout = "half",
-        interpolation: float = 1.0,
-        rngs: nnx.Rngs,
+        self, model_dim: int, kv_heads: int, head_dim: int, *, rngs: nnx.Rngs, **options: Any
     ) -> None:
-        check_rotary_options(head_dim, head_dim, base, layout, interpolation)
-        _check_options(init, exponent, first_exponent, control, base)
-        self.pairs, self.exponent, self.first_exponent = head_dim // 2, exponent, first_exponent
-        self.inclusive, self.control, self.layout = inclusive, control, layout
-        self.interpolation, self.kv_heads = interpolation, kv_heads
-
-        outputs = (kv_heads, self.pairs) if exponent == "free" else (kv_heads,)
-        axes = ("embed", "kv_heads", "pairs")[: 1 + len(outputs)]
-        variable = FrozenParam if control == "frozen" else nnx.Param
-        if init == "rope" and control != "frozen":
-            kernel = jnp.zeros((model_dim, *outputs))
-        else:
-            kernel = kernel_std * jax.random.normal(rngs.params(), (model_dim, *outputs))
-        self.kernel = variable(kernel, axes=axes)
-        start = jnp.broadcast_to(_rope_start(base, head_dim, exponent), outputs)
-        self.bias = variable(start, axes=axes[1:]) if init == "rope" else None
-        if control == "mean":
-            still = carope_log_frequency(
-                jnp.zeros((1, 1, model_dim)), jnp.zeros_like(kernel), self._bias()
-            )
-            means = carope_increments(
-                still, self.pairs, exponent=exponent, first_exponent=first_exponent
-            )
-            self.mean_increments = FrozenParam(means[0, 0], axes=("kv_heads", "pairs"))
-
-    def __call__(
-        self,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        x: Float[Array, "B T D"],
-        *,
-        starts: Bool[Array, "B T"] | None = None,
-        valid: Bool[Array, "B T"] | None = None,
-        carry: UInt32[Array, "B K P"] | None = None,
-        positions: Int[Array, "B T"] | None = None,
-        axis_name: str | None = None,
-    ) -> tuple[Array, ...]:
-        """Queries and keys turned by the phases that x has accumulated.
-
-        Args:
-          q: queries; each group of H/K shares its key/value head's phase.
-          k: keys.
-          x: what the frequencies depend on: the attention's input (or the token embeddings).
-          starts: true at each segment's first token, for packed rows.
-          valid: false at padding.
-          carry: the turns accumulated so far (`initial_carry` at first); the new ones are returned.
-          positions: refused: an accumulated phase has no meaning for position ids.
-          axis_name: the `shard_map` axis over which time is sharded, if it is.
-
-        Returns:
-          (q', k'), or (q', k', carry) where a carry was given.
-
-        Raises:
-          ValueError: `positions` given, shapes that disagree, or `control="shuffled"` for a batch
-            of one.
-        """
-        if positions is not None:
-            raise ValueError(
-                "positions have no meaning for accumulated phases: "
-                "use starts, valid and carry to say where a sequence begins and goes on"
-            )
-        turned = self._turn(q, k, self.log_frequency(x), starts, valid, carry, axis_name)
-        return turned[:2] if carry is None else turned
+        dims = HeadDims(model_dim=model_dim, kv_heads=kv_heads, head_dim=head_dim)
+        super().__init__(CaropeConfig(**options), dims, rngs)
 
     def log_frequency(self, x: Float[Array, "B T D"]) -> Float[Array, "B T K *P"]:
         """Float32 log f of each token, as the layer uses it (the control applied)."""
-        if self.control == "mean":
-            log_increments_KP = jnp.log(self.mean_increments[...])
-            return jnp.broadcast_to(log_increments_KP, (*x.shape[:2], *log_increments_KP.shape))
-        log_f = carope_log_frequency(x, self.kernel[...], self._bias())
-        if self.control == "shuffled":
-            if x.shape[0] < 2:
-                raise ValueError("control='shuffled' needs a batch of at least 2 sequences, got 1")
-            log_f = jnp.roll(log_f, 1, axis=0)
-        return log_f
-
-    def initial_carry(self, batch: int) -> UInt32[Array, "B K P"]:
-        """The carry before a sequence's first token: no turn at all."""
-        return jnp.zeros((batch, self.kv_heads, self.pairs), jnp.uint32)
-
-    def rotate(
-        self,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        *,
-        hidden: Float[Array, "B T D"],
-        embedding: Float[Array, "B T D"],
-        segmentation: Segmentation,
-    ) -> Rotated:
-        """The decoder's hook, with the frequencies from the block's normalised input."""
-        return self._measured(q, k, hidden, segmentation)
-
-    def _measured(self, q: Array, k: Array, x: Array, segmentation: Segmentation) -> Rotated:
-        log_f = self.log_frequency(x)
-        q, k, _ = self._turn(q, k, log_f, segmentation.starts, segmentation.valid, None, None)
-        return Rotated(q, k, _frequency_spread(jax.lax.stop_gradient(log_f), segmentation.valid))
-
-    def _turn(
-        self,
-        q: Array,
-        k: Array,
-        log_f: Array,
-        starts: Array | None,
-        valid: Array | None,
-        carry: Array | None,
-        axis_name: str | None,
-    ) -> tuple[Array, Array, Array]:
-        scaling: Scaling | None = None
-        if self.interpolation != 1:
-            scaling = linear_scaling(self.interpolation, self.pairs)
-        mean = self.control == "mean"
-        return carope_rotate(
-            q,
-            k,
-            log_f,
-            # The means are of increments, pair by pair, whatever they are the means of.
-            exponent="free" if mean else self.exponent,
-            first_exponent=1 if mean else self.first_exponent,
-            inclusive=self.inclusive,
-            layout=self.layout,
-            scaling=scaling,
-            starts=starts,
-            valid=valid,
-            carry=carry,
-            axis_name=axis_name,
-        )
-
-    def _bias(self) -> Array | None:
-        return None if self.bias is None else self.bias[...]
+        return self.config.log_frequency(self.weights, x)
 
 
-class EmbeddingCarope(Carope):
-    """CARoPE in a decoder that gives it the token embeddings instead of the hidden state."""
+def _constant(values: Float[np.ndarray, "..."]) -> jax.nn.initializers.Initializer:
+    def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        return jnp.broadcast_to(jnp.asarray(values, dtype), shape)
 
-    def rotate(
-        self,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        *,
-        hidden: Float[Array, "B T D"],
-        embedding: Float[Array, "B T D"],
-        segmentation: Segmentation,
-    ) -> Rotated:
-        """The decoder's hook, with the frequencies from the token embeddings."""
-        return self._measured(q, k, embedding, segmentation)
-
-
-@dataclasses.dataclass(frozen=True)
-class CaropeConfig(EncodingConfig):
-    """CARoPE's options: what the paper leaves open is chosen here, never in silence."""
-
-    source: Source = "hidden"
-    """What the frequencies depend on: the block's normalised input, or the token embeddings. Every
-    layer has a projection of its own either way."""
-    init: Init = "rope"
-    """Start as RoPE exactly (W = 0 and a bias), or as the paper prints it (no bias, random W)."""
-    exponent: Exponent = "power"
-    """f^i (the paper), f for every pair (an ablation), or an f of its own for each pair."""
-    first_exponent: int = 0
-    """0: pair 0 turns 1 rad a token, as RoPE's does; 1: it turns f."""
-    inclusive: bool = True
-    """Whether a token's own increment is in its phase (the paper)."""
-    control: Control = "none"
-    """A stand-in for the learned frequency: frozen (random W), shuffled (another sequence's f), or
-    mean (each head's mean increments)."""
-    base: float = 10_000.0
-    """The RoPE base at which init=rope starts."""
-    kernel_std: float = 0.02
-    """Standard deviation of W where it is random."""
-    layout: Layout = "half"
-    """Which features of a head are a pair: (i, i + P) or (2i, 2i + 1)."""
-    interpolation: float = 1.0
-    """Every increment is divided by it; at least 1."""
-
-    def in_attention(self, dims: HeadDims, rngs: nnx.Rngs) -> Carope:
-        """A `Carope` of these options."""
-        layer = Carope if self.source == "hidden" else EmbeddingCarope
-        options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        del options["source"]
-        return layer(dims.model_dim, dims.kv_heads, dims.head_dim, **options, rngs=rngs)
-
-    def validate(self, dims: HeadDims) -> None:
-        """Raises a ValueError for options that contradict each other or the head dim."""
-        check_rotary_options(
-            dims.head_dim, dims.head_dim, self.base, self.layout, self.interpolation
-        )
-        _check_options(self.init, self.exponent, self.first_exponent, self.control, self.base)
-        if self.source not in get_args(Source):
-            raise ValueError(f"source must be one of {get_args(Source)}, got {self.source!r}")
-
-
-def _check_options(
-    init: str, exponent: str, first_exponent: int, control: str, base: float
-) -> None:
-    for name, value, allowed in (
-        ("init", init, get_args(Init)),
-        ("exponent", exponent, get_args(Exponent)),
-        ("first_exponent", first_exponent, (0, 1)),
-        ("control", control, get_args(Control)),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
-    if init == "rope":
-        if exponent == "shared" or first_exponent == 1:
-            raise ValueError(
-                f"init='rope' can't be reached with exponent={exponent!r}, "
-                f"first_exponent={first_exponent}: use init='paper'"
-            )
-        if not base > 1:
-            raise ValueError(f"init='rope' needs a base above 1, got {base}")
+    return init
 
 
 def _rope_start(base: float, head_dim: int, exponent: Exponent) -> Float[np.ndarray, "..."]:
     """The bias at which CARoPE is RoPE: of theta_1, or pair by pair."""
     if exponent != "free":
-        return np.asarray(rope_bias(base ** (-2 / head_dim)), np.float32)
+        return np.asarray(rope_bias(base ** (-2 / head_dim)))
     frequencies_P = base ** (-np.arange(0, head_dim, 2) / head_dim)
     # Pair 0 turns by 1 whatever its logit, and no logit gives 1.
-    return np.concatenate([[0.0], rope_bias(frequencies_P[1:])]).astype(np.float32)
+    return np.concatenate([[0.0], rope_bias(frequencies_P[1:])])
 
 
 def _frequency_spread(log_f: Array, valid_BT: Array | None) -> dict[str, Array]:
     """Mean of f, and its standard deviation over tokens, averaged over heads (radians a token)."""
     f = jnp.exp(log_f)
     weight = jnp.ones(f.shape[:2]) if valid_BT is None else valid_BT.astype(jnp.float32)
-    weight = (weight / weight.sum()).reshape(*f.shape[:2], *([1] * (f.ndim - 2)))
+    # All padding has no mean: 0, not a division by it.
+    weight = weight / jnp.maximum(weight.sum(), 1)
+    weight = weight.reshape(*f.shape[:2], *([1] * (f.ndim - 2)))
     mean = (weight * f).sum((0, 1))
     variance = (weight * (f - mean) ** 2).sum((0, 1))
     return {"f_mean": mean.mean(), "f_std": jnp.sqrt(variance).mean()}

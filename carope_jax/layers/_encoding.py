@@ -1,19 +1,38 @@
-"""What the decoder asks of a positional encoding: three hooks, each doing nothing by default."""
+"""What an encoding is before it is a module: options, the weights they ask for, pure hooks.
+
+A Flax module (NNX or Linen) holds the weights and calls the hooks; the decoder knows three of them:
+an encoding may add to the embeddings, rotate queries and keys, or bias the scores.
+"""
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from carope_jax.positions import segment_positions, segment_starts, segment_valid
+from carope_jax.positions import segment_starts, segment_valid, token_positions
 
 # B batch, T time, D model, H query heads, K key/value heads, N head dim.
 
+Weights = Mapping[str, Array]
+"""An encoding's weights by name."""
 
-class FrozenParam(nnx.Variable):
-    """A weight that no optimizer sees: kept and restored with the parameters, never trained."""
+
+class Parameter(NamedTuple):
+    """A weight that an encoding asks for.
+
+    Attributes:
+      shape: of the float32 array.
+      init: (key, shape, dtype) -> array, as in `jax.nn.initializers`.
+      axes: the logical axis of each dimension.
+      trained: whether an optimizer sees it.
+    """
+
+    shape: tuple[int, ...]
+    init: Callable[..., Array]
+    axes: tuple[str, ...]
+    trained: bool = True
 
 
 class Segmentation(NamedTuple):
@@ -21,104 +40,72 @@ class Segmentation(NamedTuple):
 
     Attributes:
       positions: int32 [B, T] or [1, T], from 0 at each segment's first token.
-      starts: true at each segment's first token; None where each row is one segment.
+      starts: true at each segment's first token; None where each row goes on with one segment.
       valid: false at padding; None where every token counts.
       segment_ids: 0 at padding; None where each row is one segment without padding.
     """
 
     positions: Int[Array, "#B T"]
-    starts: Bool[Array, "B T"] | None
-    valid: Bool[Array, "B T"] | None
-    segment_ids: Int[Array, "B T"] | None
+    starts: Bool[Array, "B T"] | None = None
+    valid: Bool[Array, "B T"] | None = None
+    segment_ids: Int[Array, "B T"] | None = None
 
     @classmethod
     def of(cls, length: int, segment_ids: Int[Array, "B T"] | None) -> "Segmentation":
         """The segmentation of rows of `length` tokens; segment id 0 is padding."""
         if segment_ids is None:
-            return cls(jnp.arange(length, dtype=jnp.int32)[None], None, None, None)
-        return cls(
-            segment_positions(segment_ids),
-            segment_starts(segment_ids),
-            segment_valid(segment_ids),
-            segment_ids,
-        )
+            return cls(jnp.arange(length, dtype=jnp.int32)[None])
+        starts, valid = segment_starts(segment_ids), segment_valid(segment_ids)
+        positions, _ = token_positions(segment_ids.shape, starts, valid)
+        return cls(positions, starts, valid, segment_ids)
 
 
 class Rotated(NamedTuple):
-    """Rotated queries and keys, and what is worth a line in the training log (scalars by name)."""
+    """What an encoding makes of an attention layer's queries and keys.
+
+    Attributes:
+      q: rotated queries.
+      k: rotated keys.
+      coordinate: float32 [B, T, H]; the score of query i and key j is biased by c_i - c_j. None:
+        no bias.
+      state: what the next tokens of the same rows need, as `initial_state` has it.
+      measurements: what is worth a line in the training log, scalars by name.
+    """
 
     q: Float[Array, "B T H N"]
     k: Float[Array, "B T K N"]
-    measurements: dict[str, Float[Array, ""]]
+    coordinate: Float[Array, "B T H"] | None = None
+    state: Any = ()
+    measurements: Mapping[str, Float[Array, ""]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadDims:
-    """The sizes of the model that an encoding serves.
+    """The sizes of the model that an encoding serves; 0 where the encoding doesn't ask.
 
     Attributes:
       model_dim: width of the residual stream.
       heads: query heads.
       kv_heads: key/value heads; divides `heads`.
       head_dim: features of a head.
-      max_length: tokens of the longest training window: the size of a learned table.
+      max_length: tokens of the longest training window.
     """
 
-    model_dim: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    max_length: int
-
-
-class Encoding(nnx.Module):
-    """A positional encoding as a decoder sees it. A subclass overrides the hooks it needs."""
-
-    def add_to_embedding(
-        self, embedding: Float[Array, "B T D"], segmentation: Segmentation
-    ) -> Float[Array, "B T D"]:
-        """The token embeddings with positions added."""
-        return embedding
-
-    def rotate(
-        self,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        *,
-        hidden: Float[Array, "B T D"],
-        embedding: Float[Array, "B T D"],
-        segmentation: Segmentation,
-    ) -> Rotated:
-        """Queries and keys turned by their phases.
-
-        Args:
-          q: queries.
-          k: keys.
-          hidden: the block's normalised input.
-          embedding: the model's token embeddings, before any block.
-          segmentation: which tokens belong together.
-        """
-        return Rotated(q, k, {})
-
-    def score_bias(self, segmentation: Segmentation) -> Float[Array, "B H T S"] | None:
-        """What is added to the attention scores before the softmax, float32; None: nothing."""
-        return None
+    model_dim: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    max_length: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class EncodingConfig:
-    """The options of one encoding, and how a decoder builds it from them.
+    """An encoding without its weights: its options, and what it does, each by default nothing."""
 
-    An encoding lives either beside the embeddings, once, or in each attention layer.
-    """
-
-    def in_embedding(self, dims: HeadDims, rngs: nnx.Rngs) -> Encoding:
-        """The encoding's part that is added to the embeddings (by default it does nothing)."""
-        return Encoding()
-
-    def in_attention(self, dims: HeadDims, rngs: nnx.Rngs) -> Encoding:
-        """The encoding's part in one attention layer (by default it does nothing)."""
-        return Encoding()
+    accumulates: ClassVar[bool] = False
+    """Whether positions are sums over the tokens before, so that position ids have no meaning."""
+    biases: ClassVar[bool] = False
+    """Whether `rotate` gives a coordinate that biases the scores."""
 
     def validate(self, dims: HeadDims) -> None:
         """Raises a ValueError where the encoding can't serve a model of these sizes."""
@@ -126,3 +113,53 @@ class EncodingConfig:
     def longest(self, dims: HeadDims) -> int | None:
         """The most tokens a sequence may have; None: any number."""
         return None
+
+    def embedding_parameters(self, dims: HeadDims) -> dict[str, Parameter]:
+        """The weights of the part beside the token embeddings."""
+        return {}
+
+    def attention_parameters(self, dims: HeadDims) -> dict[str, Parameter]:
+        """The weights of the part in an attention layer."""
+        return {}
+
+    def initial_state(self, dims: HeadDims, batch: int) -> Any:
+        """What `rotate` needs of the tokens before the first: a tree of arrays [batch, ...]."""
+        return ()
+
+    def add_to_embedding(
+        self,
+        weights: Weights,
+        dims: HeadDims,
+        embedding: Float[Array, "B T D"],
+        segmentation: Segmentation,
+    ) -> Float[Array, "B T D"]:
+        """The token embeddings with positions added."""
+        return embedding
+
+    def rotate(
+        self,
+        weights: Weights,
+        dims: HeadDims,
+        q: Float[Array, "B T H N"],
+        k: Float[Array, "B T K N"],
+        *,
+        hidden: Float[Array, "B T D"] | None,
+        embedding: Float[Array, "B T D"] | None,
+        segmentation: Segmentation,
+        state: Any = None,
+        axis_name: str | None = None,
+    ) -> Rotated:
+        """Queries and keys turned by their phases, and the coordinate that biases their scores.
+
+        Args:
+          weights: of the part in an attention layer.
+          dims: the model's sizes.
+          q: queries.
+          k: keys.
+          hidden: the block's normalised input.
+          embedding: the model's token embeddings, before any block.
+          segmentation: which tokens belong together.
+          state: what the tokens before left; None: there were none.
+          axis_name: the `shard_map` axis over which time is sharded, if it is.
+        """
+        return Rotated(q, k, state=() if state is None else state)

@@ -3,10 +3,13 @@
 import dataclasses
 import difflib
 
-from carope_jax.layers._additive import LearnedConfig, NopeConfig, SinusoidalConfig
+from carope_jax.layers._additive import LearnedConfig, SinusoidalConfig
+from carope_jax.layers._bias import AlibiConfig, FoxConfig
 from carope_jax.layers._carope import CaropeConfig
+from carope_jax.layers._darope import DaRopeConfig, HoPeConfig
 from carope_jax.layers._encoding import EncodingConfig
-from carope_jax.layers._rope import RopeConfig
+from carope_jax.layers._rope import NoPEConfig, RopeConfig
+from carope_jax.layers._selective import SelectiveRopeConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,12 +17,17 @@ class EncodingChoice:
     """Which encoding, and the options of each: a field's name is its encoding's name."""
 
     position: str = "rope"
-    """The positional encoding: rope, carope, learned, sinusoidal or nope."""
+    """The positional encoding: the name of one of the groups of options below."""
     rope: RopeConfig = RopeConfig()
     carope: CaropeConfig = CaropeConfig()
+    selective_rope: SelectiveRopeConfig = SelectiveRopeConfig()
+    darope: DaRopeConfig = DaRopeConfig()
+    hope: HoPeConfig = HoPeConfig()
+    fox: FoxConfig = FoxConfig()
+    alibi: AlibiConfig = AlibiConfig()
     learned: LearnedConfig = LearnedConfig()
     sinusoidal: SinusoidalConfig = SinusoidalConfig()
-    nope: NopeConfig = NopeConfig()
+    nope: NoPEConfig = NoPEConfig()
 
     @property
     def encoding(self) -> EncodingConfig:

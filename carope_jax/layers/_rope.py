@@ -1,77 +1,26 @@
-"""RoPE as a layer."""
+"""RoPE, and no encoding at all, as layers."""
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-import jax.numpy as jnp
-from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from carope_jax.layers._encoding import Encoding, EncodingConfig, HeadDims, Rotated, Segmentation
-from carope_jax.positions import Layout, equivalent_base, linear_scaling, rope_phases, rotate
+from carope_jax.layers._encoding import (
+    EncodingConfig,
+    HeadDims,
+    Rotated,
+    Segmentation,
+    Weights,
+)
+from carope_jax.layers._module import RotaryEncoding
+from carope_jax.positions import Layout, ScalingConfig, equivalent_base, rope_phases, rotate
 
-# B batch, T time, H query heads, K key/value heads, N head dim.
-
-
-class Rope(Encoding):
-    """Rotary position embedding (arXiv 2104.09864). Has no parameters.
-
-    Args:
-      head_dim: features of a head.
-      base: of theta_i = base^(-2i/rotary_dim).
-      rotary_dim: how many leading features of a head turn; None: all.
-      layout: which features are a pair.
-      interpolation: positions are divided by it (arXiv 2306.15595); 1: not at all.
-
-    Raises:
-      ValueError: an odd or too large rotary dim, a base not above 0, an unknown layout, an
-        interpolation below 1.
-    """
-
-    def __init__(
-        self,
-        head_dim: int,
-        *,
-        base: float = 10_000.0,
-        rotary_dim: int | None = None,
-        layout: Layout = "half",
-        interpolation: float = 1.0,
-    ) -> None:
-        self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
-        self.base, self.layout, self.interpolation = base, layout, interpolation
-        check_rotary_options(head_dim, self.rotary_dim, base, layout, interpolation)
-
-    def __call__(
-        self,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        positions: Int[Array, "#B T"] | None = None,
-    ) -> tuple[Float[Array, "B T H N"], Float[Array, "B T K N"]]:
-        """Rotated queries and keys; positions count from 0 unless given."""
-        if positions is None:
-            positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
-        scaling = None
-        if self.interpolation != 1:
-            scaling = linear_scaling(self.interpolation, self.rotary_dim // 2)
-        phases = rope_phases(positions, self.rotary_dim, base=self.base, scaling=scaling)
-        return rotate(q, phases, self.layout), rotate(k, phases, self.layout)
-
-    def rotate(
-        self,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        *,
-        hidden: Float[Array, "B T D"],
-        embedding: Float[Array, "B T D"],
-        segmentation: Segmentation,
-    ) -> Rotated:
-        """The decoder's hook: positions begin again at each segment."""
-        return Rotated(*self(q, k, segmentation.positions), {})
+# B batch, T time, D model, H query heads, K key/value heads, N head dim.
 
 
 @dataclasses.dataclass(frozen=True)
 class RopeConfig(EncodingConfig):
-    """RoPE's options."""
+    """RoPE (arXiv 2104.09864): its options."""
 
     base: float | Literal["carope"] = 10_000.0
     """Base of the frequencies; `carope` is (1 + ln 2)^(head_dim/2), which CARoPE as printed has at
@@ -80,36 +29,79 @@ class RopeConfig(EncodingConfig):
     """How many leading features of a head turn; all by default."""
     layout: Layout = "half"
     """Which features of a head are a pair: (i, i + P) or (2i, 2i + 1)."""
-    interpolation: float = 1.0
-    """Position interpolation: every frequency is divided by it; at least 1."""
+    scaling: ScalingConfig = ScalingConfig()
+    """A rule that extends the context."""
 
-    def in_attention(self, dims: HeadDims, rngs: nnx.Rngs) -> Rope:
-        """A `Rope` of these options."""
-        base = equivalent_base(dims.head_dim) if self.base == "carope" else self.base
-        return Rope(
-            dims.head_dim,
-            base=base,
-            rotary_dim=self.rotary_dim,
-            layout=self.layout,
-            interpolation=self.interpolation,
-        )
+    def turning(self, dims: HeadDims) -> int:
+        """How many features of a head turn."""
+        return dims.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    def base_of(self, dims: HeadDims) -> float:
+        """The base as a number."""
+        return equivalent_base(dims.head_dim) if self.base == "carope" else self.base
 
     def validate(self, dims: HeadDims) -> None:
         """Raises a ValueError for options that don't fit the head dim."""
         if isinstance(self.base, str) and self.base != "carope":
             raise ValueError(f"base must be a number or 'carope', got {self.base!r}")
-        check_rotary_options(
-            dims.head_dim,
-            dims.head_dim if self.rotary_dim is None else self.rotary_dim,
-            1.0 if self.base == "carope" else self.base,
-            self.layout,
-            self.interpolation,
-        )
+        base = 1.0 if self.base == "carope" else self.base
+        check_rotary_options(dims.head_dim, self.turning(dims), base, self.layout)
+
+    def longest(self, dims: HeadDims) -> int | None:
+        """A dynamic rule's declared length: its frequencies are for no longer a sequence."""
+        return self.scaling.longest
+
+    def rotate(
+        self,
+        weights: Weights,
+        dims: HeadDims,
+        q: Float[Array, "B T H N"],
+        k: Float[Array, "B T K N"],
+        *,
+        hidden: Float[Array, "B T D"] | None,
+        embedding: Float[Array, "B T D"] | None,
+        segmentation: Segmentation,
+        state: Any = None,
+        axis_name: str | None = None,
+    ) -> Rotated:
+        """Turned by position, which begins again at each segment."""
+        check_length(q.shape[1], self.scaling.longest)
+        turning, base = self.turning(dims), self.base_of(dims)
+        scaling = self.scaling.scaling(turning // 2, base)
+        phases = rope_phases(segmentation.positions, turning, base=base, scaling=scaling)
+        scale = 1.0 if scaling is None else scaling.attention_factor
+        q, k = (rotate(x, phases, self.layout, scale) for x in (q, k))
+        return Rotated(q, k)
 
 
-def check_rotary_options(
-    head_dim: int, rotary_dim: int, base: float, layout: str, interpolation: float
-) -> None:
+class Rope(RotaryEncoding):
+    """Rotary position embedding (arXiv 2104.09864). Has no weights.
+
+    Args:
+      head_dim: features of a head.
+      options: the fields of `RopeConfig`.
+
+    Raises:
+      ValueError: an odd or too large rotary dim, a base not above 0, an unknown layout.
+    """
+
+    def __init__(self, head_dim: int, **options: Any) -> None:
+        super().__init__(RopeConfig(**options), HeadDims(head_dim=head_dim))
+
+
+@dataclasses.dataclass(frozen=True)
+class NoPEConfig(EncodingConfig):
+    """No positional encoding at all (arXiv 2305.19466): order comes from the causal mask alone."""
+
+
+class NoPE(RotaryEncoding):
+    """No positional encoding (arXiv 2305.19466): queries and keys as they come."""
+
+    def __init__(self) -> None:
+        super().__init__(NoPEConfig(), HeadDims())
+
+
+def check_rotary_options(head_dim: int, rotary_dim: int, base: float, layout: str) -> None:
     """Raises the ValueError that names a rotary encoding's impossible option."""
     if head_dim < 2 or head_dim % 2:
         raise ValueError(f"head_dim must be even and at least 2 for a rotary encoding: {head_dim}")
@@ -121,5 +113,11 @@ def check_rotary_options(
         raise ValueError(f"base must be positive, got {base}")
     if layout not in get_args(Layout):
         raise ValueError(f"layout must be one of {get_args(Layout)}, got {layout!r}")
-    if not interpolation >= 1:
-        raise ValueError(f"interpolation must be at least 1, got {interpolation}")
+
+
+def check_length(length: int, longest: int | None) -> None:
+    """Raises a ValueError where a dynamic rule's frequencies are for shorter sequences."""
+    if longest is not None and length > longest:
+        raise ValueError(
+            f"{length} tokens are more than the length {longest} that the dynamic rule declares"
+        )

@@ -1,5 +1,6 @@
 """The decoder, its configuration, its loss, and where its arrays live."""
 
+from carope_jax.models._cache import Cache, LayerMemory
 from carope_jax.models._config import ModelConfig
 from carope_jax.models._decoder import Decoder, DecoderOutput
 from carope_jax.models._loss import count_parameters, token_nll
@@ -8,8 +9,10 @@ from carope_jax.models._sharding import MESH_AXES, AxisRules, Sharding, logical_
 __all__ = [
     "MESH_AXES",
     "AxisRules",
+    "Cache",
     "Decoder",
     "DecoderOutput",
+    "LayerMemory",
     "ModelConfig",
     "Sharding",
     "count_parameters",

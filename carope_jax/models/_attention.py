@@ -1,14 +1,18 @@
 """Causal attention over packed, padded or plain rows."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from carope_jax.layers import Segmentation
+from carope_jax.layers import AttentionEncoding, Segmentation
+from carope_jax.models._cache import Cache
 from carope_jax.models._config import ModelConfig
 from carope_jax.models._dense import Dense
 from carope_jax.models._sharding import Sharding
+from carope_jax.positions import score_bias
 
 # B batch, T time, D model, H query heads, K key/value heads, N head dim.
 
@@ -26,7 +30,8 @@ class SelfAttention(nnx.Module):
             config, query_dim, dims.model_dim, ("heads", "embed"), residual=True, rngs=rngs
         )
         # A key of its own, drawn whatever it does with it: the other weights start alike.
-        self.encoding = config.encoding.in_attention(dims, nnx.Rngs(params=rngs.params()))
+        own_rngs = nnx.Rngs(params=rngs.params())
+        self.encoding = AttentionEncoding(config.encoding, dims, rngs=own_rngs)
         self.head_dim, self.implementation = dims.head_dim, config.attention
         self.sharding = sharding
 
@@ -35,7 +40,7 @@ class SelfAttention(nnx.Module):
         x_BTD: Float[Array, "B T D"],
         embedding_BTD: Float[Array, "B T D"],
         segmentation: Segmentation,
-    ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
+    ) -> tuple[Float[Array, "B T D"], Mapping[str, Array]]:
         """The attention's output, and the encoding's measurements.
 
         Args:
@@ -43,24 +48,74 @@ class SelfAttention(nnx.Module):
           embedding_BTD: the token embeddings, for encodings that look at them.
           segmentation: which tokens belong together.
         """
-        batch, time, _ = x_BTD.shape
-        heads = (batch, time, -1, self.head_dim)
-        q_BTHN = self._constrain(self.query(x_BTD).reshape(heads), "heads")
-        k_BTKN = self._constrain(self.key(x_BTD).reshape(heads), "kv_heads")
-        v_BTKN = self._constrain(self.value(x_BTD).reshape(heads), "kv_heads")
-        q_BTHN, k_BTKN, measurements = self.encoding.rotate(
+        q_BTHN, k_BTKN, v_BTKN = self._project(x_BTD)
+        rotated = self.encoding(
             q_BTHN, k_BTKN, hidden=x_BTD, embedding=embedding_BTD, segmentation=segmentation
         )
+        coordinate_BTH = rotated.coordinate
         out_BTHN = jax.nn.dot_product_attention(
-            q_BTHN,
-            k_BTKN,
+            rotated.q,
+            rotated.k,
             v_BTKN,
-            bias=self.encoding.score_bias(segmentation),
+            bias=None if coordinate_BTH is None else score_bias(coordinate_BTH, coordinate_BTH),
             mask=_same_segment(segmentation),
             is_causal=True,
             implementation=self.implementation,
         )
-        return self.out(out_BTHN.reshape(batch, time, -1)), measurements
+        return self._merge_heads(out_BTHN), rotated.measurements
+
+    def decode(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        embedding_BTD: Float[Array, "B T D"],
+        segmentation: Segmentation,
+        cache: Cache,
+        layer: Int[Array, ""],
+    ) -> tuple[Float[Array, "B T D"], Cache]:
+        """The attention's output for tokens that come after those of the cache.
+
+        Args:
+          x_BTD: the block's normalised input.
+          embedding_BTD: the token embeddings, for encodings that look at them.
+          segmentation: where the tokens are, as `Cache.read` says.
+          cache: the cache that `Cache.read` returned, the earlier layers' keys already in it.
+          layer: which layer of the cache is this one's.
+        """
+        q_BTHN, k_BTKN, v_BTKN = self._project(x_BTD)
+        rotated = self.encoding(
+            q_BTHN,
+            k_BTKN,
+            hidden=x_BTD,
+            embedding=embedding_BTD,
+            segmentation=segmentation,
+            state=cache.layers.of_layer(layer).state,
+        )
+        slot = cache.filled - x_BTD.shape[1]
+        cache = cache._replace(layers=cache.layers.write(layer, slot, rotated, v_BTKN))
+        memory = cache.layers.of_layer(layer)
+        coordinates_BSH = memory.coordinates
+        out_BTHN = jax.nn.dot_product_attention(
+            rotated.q,
+            memory.keys,
+            memory.values,
+            bias=None
+            if coordinates_BSH is None
+            else score_bias(rotated.coordinate, coordinates_BSH),
+            mask=cache.mask(segmentation.segment_ids),
+            implementation=self.implementation,
+        )
+        return self._merge_heads(out_BTHN), cache
+
+    def _project(self, x_BTD: Array) -> tuple[Array, Array, Array]:
+        heads = (*x_BTD.shape[:2], -1, self.head_dim)
+        return (
+            self._constrain(self.query(x_BTD).reshape(heads), "heads"),
+            self._constrain(self.key(x_BTD).reshape(heads), "kv_heads"),
+            self._constrain(self.value(x_BTD).reshape(heads), "kv_heads"),
+        )
+
+    def _merge_heads(self, out_BTHN: Array) -> Array:
+        return self.out(out_BTHN.reshape(*out_BTHN.shape[:2], -1))
 
     def _constrain(self, x: Array, heads: str) -> Array:
         return self.sharding.constrain(x, "batch", "time", heads, "head_dim")

@@ -1,6 +1,6 @@
 """The decoder: a pre-norm GPT-2 that knows three hooks of a positional encoding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from carope_jax.layers import Encoding, Segmentation
+from carope_jax.layers import EmbeddingEncoding, Segmentation
 from carope_jax.models._attention import SelfAttention
+from carope_jax.models._cache import Cache, empty_cache
 from carope_jax.models._config import ModelConfig
 from carope_jax.models._dense import Dense, make_norm
 from carope_jax.models._sharding import Sharding
@@ -60,13 +61,31 @@ class Block(nnx.Module):
         x_BTD: Float[Array, "B T D"],
         embedding_BTD: Float[Array, "B T D"],
         segmentation: Segmentation,
-    ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
+    ) -> tuple[Float[Array, "B T D"], Mapping[str, Array]]:
         """The residual stream after this block, and the encoding's measurements."""
         normed_BTD = self.attention_norm(x_BTD).astype(self.dtype)
         attended_BTD, measurements = self.attention(normed_BTD, embedding_BTD, segmentation)
+        return self._add(x_BTD, attended_BTD), measurements
+
+    def decode(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        embedding_BTD: Float[Array, "B T D"],
+        segmentation: Segmentation,
+        cache: Cache,
+        layer: Int[Array, ""],
+    ) -> tuple[Float[Array, "B T D"], Cache]:
+        """The same for tokens that come after those of the cache, and the cache with them."""
+        normed_BTD = self.attention_norm(x_BTD).astype(self.dtype)
+        attended_BTD, cache = self.attention.decode(
+            normed_BTD, embedding_BTD, segmentation, cache, layer
+        )
+        return self._add(x_BTD, attended_BTD), cache
+
+    def _add(self, x_BTD: Array, attended_BTD: Array) -> Array:
         x_BTD = self.sharding.constrain(x_BTD + attended_BTD, "batch", "time", "width")
         x_BTD = x_BTD + self.mlp(self.mlp_norm(x_BTD).astype(self.dtype))
-        return self.sharding.constrain(x_BTD, "batch", "time", "width"), measurements
+        return self.sharding.constrain(x_BTD, "batch", "time", "width")
 
 
 class Decoder(nnx.Module):
@@ -101,7 +120,7 @@ class Decoder(nnx.Module):
         )
         # A key of their own, drawn whatever they do with it: the other weights start alike.
         encoding_rngs = nnx.Rngs(params=rngs.params())
-        self.encoding: Encoding = config.encoding.in_embedding(config.dims, encoding_rngs)
+        self.encoding = EmbeddingEncoding(config.encoding, config.dims, rngs=encoding_rngs)
 
         @nnx.split_rngs(splits=config.num_layers)
         @nnx.vmap(in_axes=0, out_axes=0)
@@ -126,20 +145,18 @@ class Decoder(nnx.Module):
           segment_ids: which document each token of a packed row is of; 0 is padding. None: each
             row is one document.
         """
-        # Gathered whole over its shards of the width first: the batch is split over those devices.
-        table_VD = self.sharding.constrain(self._table(), "vocab", "width")
-        return self.from_embedding(jnp.take(table_VD, tokens, axis=0), segment_ids)
+        return self.from_embedding(self._embed(tokens), segment_ids)
 
     def from_embedding(
         self, embedding: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None = None
     ) -> DecoderOutput:
         """The same from token embeddings, for gradients with respect to them."""
         segmentation = Segmentation.of(embedding.shape[1], segment_ids)
-        x_BTD = self.encoding.add_to_embedding(embedding, segmentation)
+        x_BTD = self.encoding(embedding, segmentation)
         x_BTD = self.sharding.constrain(x_BTD, "batch", "time", "width")
         graph, stacked = nnx.split(self.blocks)
 
-        def apply_block(x_BTD: Array, state: nnx.State) -> tuple[Array, dict[str, Array]]:
+        def apply_block(x_BTD: Array, state: nnx.State) -> tuple[Array, Mapping[str, Array]]:
             return nnx.merge(graph, state)(x_BTD, embedding, segmentation)
 
         x_BTD, measurements = jax.lax.scan(
@@ -149,6 +166,67 @@ class Decoder(nnx.Module):
             unroll=self.config.scan_unroll,
         )
         return DecoderOutput(self._logits(self.final_norm(x_BTD)), measurements)
+
+    def empty_cache(self, batch: int, slots: int) -> Cache:
+        """A cache before the first token, of `slots` tokens a row, padding counted.
+
+        Raises:
+          ValueError: no rows or slots, or more slots than the encoding has positions.
+        """
+        return empty_cache(self.config, batch, slots)
+
+    def decode(
+        self,
+        tokens: Int[Array, "B T"],
+        cache: Cache,
+        segment_ids: Int[Array, "B T"] | None = None,
+        *,
+        last_only: bool = False,
+    ) -> tuple[Float[Array, "B T V"], Cache]:
+        """Float32 next-token logits of tokens that come after those of the cache.
+
+        Prefill and decoding are this one call, with many tokens or one; in any chunks the logits
+        are those of the whole, up to the last bits of its matrix products.
+
+        Args:
+          tokens: token ids below the vocabulary's size.
+          cache: `empty_cache` at first, then the one returned.
+          segment_ids: 0 at padding, which is skipped wherever it is: rows of different lengths are
+            padded on either side; other ids as in `__call__`. None: all tokens count.
+          last_only: whether only each row's last token's logits are wanted: [B, 1, V].
+
+        Returns:
+          (logits, cache). Past the cache's slots they are NaN, where that is known at run time
+          only.
+
+        Raises:
+          ValueError: the cache is another encoding's or batch's, or the tokens do not fit it.
+        """
+        cache.check(self.config, *tokens.shape)
+        embedding_BTD = self._embed(tokens)
+        segmentation, cache = cache.read(tokens.shape[1], segment_ids)
+        x_BTD = self.encoding(embedding_BTD, segmentation)
+        x_BTD = self.sharding.constrain(x_BTD, "batch", "time", "width")
+        graph, stacked = nnx.split(self.blocks)
+
+        def apply_block(
+            carried: tuple[Array, Cache], of_layer: tuple[Array, nnx.State]
+        ) -> tuple[tuple[Array, Cache], None]:
+            (x_BTD, cache), (layer, state) = carried, of_layer
+            block = nnx.merge(graph, state)
+            return block.decode(x_BTD, embedding_BTD, segmentation, cache, layer), None
+
+        layers = jnp.arange(self.config.num_layers)
+        (x_BTD, cache), _ = jax.lax.scan(apply_block, (x_BTD, cache), (layers, stacked))
+        if last_only:
+            x_BTD = _last(x_BTD, segmentation.valid)
+        logits_BTV = self._logits(self.final_norm(x_BTD))
+        return jnp.where(cache.filled > cache.slots, jnp.nan, logits_BTV), cache
+
+    def _embed(self, tokens_BT: Array) -> Array:
+        # Gathered whole over its shards of the width first: the batch is split over those devices.
+        table_VD = self.sharding.constrain(self._table(), "vocab", "width")
+        return jnp.take(table_VD, tokens_BT, axis=0)
 
     def _table(self) -> Array:
         return self.token_embedding.embedding[...].astype(jnp.dtype(self.config.dtype))
@@ -166,6 +244,14 @@ class Decoder(nnx.Module):
             )
             logits_BTV = flat.reshape(*x_BTD.shape[:2], -1)
         return self.sharding.constrain(logits_BTV, "batch", "time", "vocab")
+
+
+def _last(x_BTD: Array, valid_BT: Array | None) -> Array:
+    """Each row's last token that counts, [B, 1, D]."""
+    if valid_BT is None:
+        return x_BTD[:, -1:]
+    index_BT = jnp.where(valid_BT, jnp.arange(valid_BT.shape[1]), 0)
+    return jnp.take_along_axis(x_BTD, index_BT.max(axis=1)[:, None, None], axis=1)
 
 
 def _rematerialized(function: Callable[..., Any], remat: str) -> Callable[..., Any]:

@@ -16,11 +16,16 @@ from typing import Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Bool, Float, UInt32
 
-from carope_jax.positions._rope import check_rotary_dim
-from carope_jax.positions._rotate import Layout, check_rotary, split_pairs, turn_pairs
+from carope_jax.positions._projection import project
+from carope_jax.positions._rotate import (
+    Layout,
+    check_rotary,
+    check_rotary_dim,
+    split_pairs,
+    turn_pairs,
+)
 from carope_jax.positions._scaling import Scaling
 from carope_jax.positions._turns import accumulate
 
@@ -85,13 +90,7 @@ def carope_log_frequency(
         )
     if bias is not None and bias.shape != kernel.shape[1:]:
         raise ValueError(f"bias must have shape {kernel.shape[1:]}, got {bias.shape}")
-    batch, time, dim = x.shape
-    # Tokens are flattened for the CPU's sake; the highest precision because a phase sums these.
-    logits = jnp.matmul(
-        x.reshape(batch * time, dim).astype(jnp.float32),
-        kernel.reshape(dim, -1).astype(jnp.float32),
-        precision=lax.Precision.HIGHEST,
-    ).reshape(batch, time, *kernel.shape[1:])
+    logits = project(x, kernel)
     if bias is not None:
         logits = logits + bias.astype(jnp.float32)
     return -jnp.log1p(jax.nn.softplus(logits))
@@ -117,15 +116,15 @@ def carope_increments(
       scaling: its factor multiplies the increments.
 
     Raises:
-      ValueError: an unknown option, or a `log_frequency` of the wrong rank for `exponent`.
-      TypeError: `log_frequency` is not float32.
+      ValueError: an unknown option, or a `log_frequency` that is not float32 or of the wrong rank
+        for `exponent`.
     """
     if exponent not in get_args(Exponent):
         raise ValueError(f"exponent must be one of {get_args(Exponent)}, got {exponent!r}")
     if first_exponent not in (0, 1):
         raise ValueError(f"first_exponent must be 0 or 1, got {first_exponent!r}")
     if log_frequency.dtype != jnp.float32:
-        raise TypeError(f"log_frequency must be float32, got {log_frequency.dtype}")
+        raise ValueError(f"log_frequency must be float32, got {log_frequency.dtype}")
     rank = 4 if exponent == "free" else 3
     if log_frequency.ndim != rank or (rank == 4 and log_frequency.shape[-1] != pairs):
         wanted = f"[B, T, K, {pairs}]" if rank == 4 else "[B, T, K]"

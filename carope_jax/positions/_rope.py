@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from carope_jax.positions._rotate import check_rotary_dim
 from carope_jax.positions._scaling import Scaling
 from carope_jax.positions._turns import to_radians, to_turns
 
@@ -60,11 +61,11 @@ def rope_phases(
       float32 radians in [-pi, pi], with K = 1 for a single base.
 
     Raises:
-      ValueError: an odd `head_dim`, a base not above 0, or frequencies of another number of pairs.
-      TypeError: positions that are not integers.
+      ValueError: positions that are not integers, an odd `head_dim`, a base not above 0, or
+        frequencies of another number of pairs.
     """
     if not jnp.issubdtype(positions.dtype, jnp.integer):
-        raise TypeError(f"positions must be integers, got {positions.dtype}")
+        raise ValueError(f"positions must be integers, got {positions.dtype}")
     if frequencies is None:
         frequencies = rope_frequencies(head_dim, base)
     check_rotary_dim(head_dim)
@@ -77,9 +78,3 @@ def rope_phases(
         frequencies = frequencies * scaling.factor
     turns_KP = to_turns(frequencies)
     return to_radians(positions.astype(jnp.uint32)[..., None, None] * turns_KP)
-
-
-def check_rotary_dim(dim: int) -> None:
-    """Raises a ValueError unless `dim` features make whole pairs."""
-    if dim < 2 or dim % 2:
-        raise ValueError(f"a rotary dim must be even and at least 2, got {dim}")

@@ -16,6 +16,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, UInt32
 
+from carope_jax.positions._scan import check_flags, last_start, masked, segmented_cumsum
+
 # B batch, T time, K key/value heads, P rotary pairs.
 
 _RADIANS_A_UNIT = np.float32(2 * np.pi / 2**32)
@@ -47,10 +49,10 @@ def to_turns(radians: Float[Array, "..."]) -> UInt32[Array, "..."]:
       float32 has no fraction left) comes out as an arbitrary number: `accumulate` marks it.
 
     Raises:
-      TypeError: `radians` is not float32.
+      ValueError: `radians` is not float32.
     """
     if radians.dtype != jnp.float32:
-        raise TypeError(f"angles must be float32, got {radians.dtype}")
+        raise ValueError(f"angles must be float32, got {radians.dtype}")
     # Each step but the last is exact in float32 (a power of two, a floor, a subtraction of
     # leading bits), and the last is one product, so no compiler's fusion can change a bit.
     rest = jnp.abs(radians)
@@ -112,14 +114,13 @@ def accumulate(
       that is NaN, infinite or out of range has a NaN phase at its token.
 
     Raises:
-      TypeError: `increments` is not float32, or `carry` not uint32.
-      ValueError: the shapes disagree.
+      ValueError: `increments` is not float32, `carry` not uint32, or the shapes disagree.
     """
     _check(increments, starts, valid, carry)
     if carry is None:
         carry = jnp.zeros(increments.shape[:1] + increments.shape[2:], jnp.uint32)
     segments = _Segments(starts, valid)
-    turns = to_turns(_masked(lax.stop_gradient(increments), valid))
+    turns = to_turns(masked(lax.stop_gradient(increments), valid))
     sums = _integer_cumsum(turns, starts, carry, axis_name)
     counted = sums if inclusive else sums - turns
     return _to_phases(increments, counted, segments, axis_name, inclusive), sums[:, -1]
@@ -132,7 +133,8 @@ def _integer_cumsum(
     begun_BT11 = None
     if starts_BT is not None:
         # Integers may be subtracted: modulo 2^32 it is exact, and nothing leaks across.
-        first_BT, begun_BT11 = _last_start(starts_BT)
+        first_BT, begun_BT = last_start(starts_BT)
+        begun_BT11 = begun_BT[..., None, None]
         before_BTKP = jnp.take_along_axis(sums_BTKP - turns_BTKP, first_BT[..., None, None], axis=1)
         sums_BTKP = sums_BTKP - jnp.where(begun_BT11, before_BTKP, 0)
     if axis_name is not None:
@@ -153,7 +155,7 @@ def _to_phases(
 ) -> Array:
     """The summed turns as radians, with the derivative of the sum of the increments."""
     # An integer would hide what is not a number.
-    holds_BTKP = jnp.abs(_masked(increments_BTKP, segments.valid)) < _LARGEST
+    holds_BTKP = jnp.abs(masked(increments_BTKP, segments.valid)) < _LARGEST
     return jnp.where(holds_BTKP, to_radians(turns_BTKP), jnp.nan)
 
 
@@ -164,14 +166,14 @@ def _to_phases_jvp(
     increments_BTKP, turns_BTKP, segments = primals
     phases_BTKP = _to_phases(increments_BTKP, turns_BTKP, segments, axis_name, inclusive)
     starts_BT = segments.starts
-    sums_BTKP = _float_cumsum(_masked(tangents[0], segments.valid), starts_BT)
+    sums_BTKP = segmented_cumsum(masked(tangents[0], segments.valid), starts_BT)
     carried_BKP = jnp.zeros_like(sums_BTKP[:, 0])
     if axis_name is not None:
         carried_BKP = _carry_in(sums_BTKP[:, -1], starts_BT, carried_BKP, axis_name)
         sums_BTKP = sums_BTKP + (
             carried_BKP[:, None]
             if starts_BT is None
-            else jnp.where(_last_start(starts_BT)[1], 0, carried_BKP[:, None])
+            else jnp.where(last_start(starts_BT)[1][..., None, None], 0, carried_BKP[:, None])
         )
     if not inclusive:
         # Shifted, not subtracted: a float difference would not cancel to exactly nothing.
@@ -179,29 +181,6 @@ def _to_phases_jvp(
         if starts_BT is not None:
             sums_BTKP = jnp.where(starts_BT[..., None, None], 0, sums_BTKP)
     return phases_BTKP, sums_BTKP
-
-
-def _masked(values_BTKP: Array, valid_BT: Array | None) -> Array:
-    return values_BTKP if valid_BT is None else jnp.where(valid_BT[..., None, None], values_BTKP, 0)
-
-
-def _last_start(starts_BT: Array) -> tuple[Array, Array]:
-    """The index of the latest start at or before each token (0 before any), and whether one is."""
-    index_T = jnp.arange(starts_BT.shape[1], dtype=jnp.int32)
-    latest_BT = lax.cummax(jnp.where(starts_BT, index_T, -1), axis=1)
-    return jnp.maximum(latest_BT, 0), (latest_BT >= 0)[..., None, None]
-
-
-def _float_cumsum(values_BTKP: Array, starts_BT: Array | None) -> Array:
-    """Sums cut at the starts by a flagged scan: subtracting would leak rounding across."""
-    if starts_BT is None:
-        return jnp.cumsum(values_BTKP, axis=1)
-
-    def combine(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
-        return left[0] | right[0], jnp.where(right[0], right[1], left[1] + right[1])
-
-    flags_BTKP = jnp.broadcast_to(starts_BT[..., None, None], values_BTKP.shape)
-    return lax.associative_scan(combine, (flags_BTKP, values_BTKP), axis=1)[1]
 
 
 def _carry_in(
@@ -224,17 +203,12 @@ def _check(
     increments: Array, starts: Array | None, valid: Array | None, carry: Array | None
 ) -> None:
     if increments.dtype != jnp.float32:
-        raise TypeError(f"increments must be float32, got {increments.dtype}")
+        raise ValueError(f"increments must be float32, got {increments.dtype}")
     if increments.ndim != 4:
         raise ValueError(f"increments must be [B, T, K, P], got shape {increments.shape}")
-    for name, flags in (("starts", starts), ("valid", valid)):
-        if flags is not None and (flags.shape != increments.shape[:2] or flags.dtype != jnp.bool_):
-            raise ValueError(
-                f"{name} must be bool of shape {increments.shape[:2]}, "
-                f"got {flags.dtype} of shape {flags.shape}"
-            )
+    check_flags(increments.shape[:2], starts=starts, valid=valid)
     wanted = increments.shape[:1] + increments.shape[2:]
     if carry is not None and carry.dtype != jnp.uint32:
-        raise TypeError(f"carry must be uint32, got {carry.dtype}")
+        raise ValueError(f"carry must be uint32, got {carry.dtype}")
     if carry is not None and carry.shape != wanted:
         raise ValueError(f"carry must have shape {wanted}, got {carry.shape}")

@@ -6,6 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 import dacite
+import jax
 from etils import epath
 
 from carope_jax.data import Tokenizer, load_tokenizer
@@ -119,9 +120,19 @@ class LoadedRun(NamedTuple):
 
 
 def load_run(
-    workdir: str | epath.Path, *, step: int | None = None, mesh: MeshConfig | None = None
+    workdir: str | epath.Path,
+    *,
+    step: int | None = None,
+    mesh: MeshConfig | None = None,
+    devices: list[jax.Device] | None = None,
 ) -> LoadedRun:
-    """The model of a run's newest (or given) checkpoint, on all devices or on the mesh given.
+    """The model of a run's newest (or given) checkpoint.
+
+    Args:
+      workdir: the run's folder.
+      step: which checkpoint; None: the newest.
+      mesh: how the devices are laid out; None: all of them replicas.
+      devices: which; None: all.
 
     Raises:
       FileNotFoundError: there is no run, or no (such) checkpoint.
@@ -131,7 +142,9 @@ def load_run(
     folder = RunFolder(workdir)
     experiment = folder.experiment()
     tokenizer = folder.tokenizer()
-    model = abstract_model(experiment.model, make_mesh(MeshConfig() if mesh is None else mesh))
+    model = abstract_model(
+        experiment.model, make_mesh(MeshConfig() if mesh is None else mesh, devices)
+    )
     wanted = abstract_state(model, make_optimizer(experiment.optimizer, experiment.training.steps))
     with Checkpoints(folder.checkpoints, experiment.checkpoint) as checkpoints:
         restored = checkpoints.restore(wanted, step=step)

@@ -7,7 +7,12 @@ import pytest
 from flax import nnx
 
 from carope_jax.layers import Carope, FrozenParam, Rope
-from carope_jax.positions import carope_increments, carope_log_frequency, rope_frequencies
+from carope_jax.positions import (
+    ScalingConfig,
+    carope_increments,
+    carope_log_frequency,
+    rope_frequencies,
+)
 
 B, T, D, H, K, N = 3, 6, 10, 4, 2, 8
 P = N // 2
@@ -50,7 +55,9 @@ REACHABLE = [
 
 def test_every_option_makes_a_layer():
     def run(options):
-        layer = make(**options, inclusive=False, layout="interleaved", interpolation=2.0)
+        layer = make(
+            **options, inclusive=False, layout="interleaved", scaling=ScalingConfig("linear", 2.0)
+        )
         return layer(Q, KEYS, X, carry=layer.initial_carry(B))
 
     assert len(REACHABLE) == 32
@@ -76,7 +83,6 @@ def test_every_option_makes_a_layer():
         ({"layout": "halves"}, "layout must be one of .* 'halves'"),
         ({"base": 1.0}, "needs a base above 1, got 1.0"),
         ({"base": -1.0}, "base must be positive, got -1.0"),
-        ({"interpolation": 0.5}, "interpolation must be at least 1, got 0.5"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
@@ -91,7 +97,7 @@ def test_a_head_is_whole_pairs(head_dim):
 
 
 def test_impossible_calls_are_refused():
-    with pytest.raises(ValueError, match="positions have no meaning for accumulated phases"):
+    with pytest.raises(ValueError, match="positions have no meaning where tokens accumulate"):
         make()(Q, KEYS, X, positions=jnp.arange(T)[None])
     with pytest.raises(ValueError, match="'shuffled' needs a batch of at least 2 sequences, got 1"):
         make(control="shuffled")(Q[:1], KEYS[:1], X[:1])
@@ -106,14 +112,14 @@ def test_at_init_carope_is_rope(exponent):
     )
     q, k = turn(layer, Q, KEYS, X)
     # Sums are inclusive: positions count from 1.
-    their_q, their_k = jax.jit(Rope(N))(Q, KEYS, jnp.arange(1, T + 1)[None])
+    their_q, their_k = jax.jit(Rope(N))(Q, KEYS, positions=jnp.arange(1, T + 1)[None])
     np.testing.assert_allclose(q, their_q, atol=1e-5)
     np.testing.assert_allclose(k, their_k, atol=1e-5)
 
 
 def test_paper_start_has_no_bias_and_a_random_kernel():
     layer = Carope(4000, K, N, init="paper", rngs=nnx.Rngs(0))
-    assert layer.bias is None
+    assert set(layer.weights) == {"kernel"}
     assert np.std(layer.kernel[...]) == pytest.approx(0.02, rel=0.05)
     assert np.mean(layer.kernel[...]) == pytest.approx(0, abs=1e-3)
 
@@ -213,7 +219,7 @@ def test_segments_begin_again_and_padding_is_skipped():
 
 
 def test_interpolation_divides_the_increments():
-    layer = stirred(make(interpolation=4.0))
+    layer = stirred(make(scaling=ScalingConfig("linear", 4.0)))
     log_f = carope_log_frequency(X, layer.kernel[...], layer.bias[...])
     increments = np.asarray(carope_increments(log_f, P), np.float64) / 4
     angles = np.repeat(np.cumsum(increments, axis=1), H // K, axis=2)

@@ -63,16 +63,43 @@ check(carope_rotate, q, k, free, exponent="free")
 check(lambda *a: carope_rotate(*a[:3], starts=a[3], valid=a[3], carry=a[4]),
       q, k, f32((B, T, K)), flags, carry)
 check(sinusoidal, positions, dim=8), check(learned, positions, f32((9, D)))
-check(segment_starts, positions), check(segment_positions, positions)
+check(segment_starts, positions), check(segment_starts, positions, i32((B,)))
+check(lambda *a: token_positions((B, T), *a), flags, flags, i32((B,)))
 check(segment_valid, positions)
 
 check(lambda *a: carope_jax.Rope(N)(*a), q, k)
-check(lambda *a: carope_jax.Rope(N)(*a), q, k, i32((1, T)))
+check(lambda q, k, p: carope_jax.Rope(N)(q, k, positions=p), q, k, i32((1, T)))
 for options in ({}, {"exponent": "free"}, {"control": "mean"}, {"control": "frozen"}):
     def layer(q, k, x, carry, options=options):
-        rope = carope_jax.Carope(D, K, N, rngs=nnx.Rngs(0), interpolation=2.0, **options)
+        scaling = ScalingConfig("linear", 2.0)
+        rope = carope_jax.Carope(D, K, N, rngs=nnx.Rngs(0), scaling=scaling, **options)
         return rope(q, k, x, carry=carry), rope(q, k, x), rope.initial_carry(B)
     check(layer, q, k, x, carry)
+
+others = [
+    lambda rngs: carope_jax.SelectiveRope(
+        D, H, K, N, gate="pair", bias=True, normalized=False, rngs=rngs
+    ),
+    lambda rngs: carope_jax.SelectiveRope(12, H, H, N, source="hidden", rank=3, rngs=rngs),
+    lambda rngs: carope_jax.DaRope(D, K, N, length=50, rngs=rngs),
+    lambda rngs: carope_jax.HoPe(N, length=50),
+    lambda rngs: carope_jax.NoPE(),
+]
+for make in others:
+    def turn(q, k, x, starts, valid, make=make):
+        encoding = make(nnx.Rngs(0))
+        carry = encoding.initial_carry(B)
+        if encoding.dims.model_dim == 12:
+            k, x = q, jnp.zeros((B, T, 12))
+        return encoding(q, k, x), encoding(q, k, x, starts=starts, valid=valid, carry=carry)
+    check(turn, q, k, x, flags, flags)
+for make in (lambda rngs: carope_jax.Fox(D, H, rngs=rngs), lambda rngs: carope_jax.Alibi(H)):
+    def bias(x, starts, valid, make=make):
+        encoding = make(nnx.Rngs(0))
+        coordinate = encoding(x)
+        after = encoding(x, starts=starts, valid=valid, carry=encoding.initial_carry(B))
+        return score_bias(coordinate, coordinate), after
+    check(bias, x, flags, flags)
 
 choices = [{"position": name} for name in ENCODINGS] + [
     {"position": "carope", "carope": CaropeConfig(source="embedding", init="paper")},
@@ -81,10 +108,11 @@ choices = [{"position": name} for name in ENCODINGS] + [
 ]
 for choice in choices:
     sizes = {"num_layers": 2, "model_dim": 16, "num_heads": 4, "num_kv_heads": 2}
-    config = ModelConfig(**sizes, vocab_size=9, max_length=T, **choice)
+    config = ModelConfig(**sizes, vocab_size=9, max_length=2 * T, **choice)
     def nll(tokens, ids, config=config):
         model = Decoder(config, sharding=Sharding(), rngs=nnx.Rngs(0))
-        return token_nll(model(tokens).logits, tokens), model(tokens, ids)
+        decoded = model.decode(tokens, model.empty_cache(B, 2 * T), ids)
+        return token_nll(model(tokens).logits, tokens), model(tokens, ids), decoded
     check(nll, positions, positions)
 print("checked")
 """

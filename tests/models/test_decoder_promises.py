@@ -7,7 +7,7 @@ import pytest
 from decoder_reference import LENGTH, TINY, VOCAB, logits, quick_jit, stirred
 from flax import nnx
 
-from carope_jax.layers import ENCODINGS, CaropeConfig
+from carope_jax.layers import ENCODINGS, AttentionEncoding, CaropeConfig
 from carope_jax.models import ModelConfig, token_nll
 
 rng = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def test_carope_at_its_start_is_rope():
     )
     ours, theirs = stirred(config), stirred(dataclasses.replace(config, position="rope"))
     nnx.update(ours, nnx.state(theirs, nnx.Param))
-    start = config.encoding.in_attention(config.dims, nnx.Rngs(0))
+    start = AttentionEncoding(config.encoding, config.dims, rngs=nnx.Rngs(0))
     encoding = ours.blocks.attention.encoding
     for name in ("kernel", "bias"):
         variable = getattr(encoding, name)

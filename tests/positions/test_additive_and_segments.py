@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from carope_jax.positions import (
     learned,
-    segment_positions,
     segment_starts,
     segment_valid,
     sinusoidal,
+    token_positions,
 )
 
 
@@ -42,15 +42,46 @@ def test_a_position_outside_the_table_is_nan(dtype):
     assert np.isnan(np.asarray(rows[0, 2:5], np.float32)).all()
 
 
-@settings(max_examples=40, deadline=None)
-@given(hnp.arrays(np.int32, (2, 8), elements=st.integers(0, 3)))
-def test_segments_against_a_loop(ids):
+@settings(max_examples=60, deadline=None)
+@given(
+    hnp.arrays(np.int32, (2, 8), elements=st.integers(0, 3)),
+    st.lists(st.integers(0, 3), min_size=2, max_size=2),
+    st.lists(st.integers(0, 99), min_size=2, max_size=2),
+    st.integers(1, 7),
+)
+def test_segments_against_a_loop(ids, previous, carry, cut):
     starts, positions = np.zeros((2, 8), bool), np.zeros((2, 8), int)
     for b in range(2):
+        segment, count = previous[b], carry[b]
         for t in range(8):
-            starts[b, t] = t == 0 or ids[b, t] != ids[b, t - 1]
-            positions[b, t] = 0 if starts[b, t] else positions[b, t - 1] + 1
-    ids = jnp.asarray(ids)
-    np.testing.assert_array_equal(segment_starts(ids), starts)
-    np.testing.assert_array_equal(segment_positions(ids), positions)
-    np.testing.assert_array_equal(segment_valid(ids), ids != 0)
+            if ids[b, t] != 0:
+                starts[b, t] = ids[b, t] != segment
+                segment = ids[b, t]
+            count = 0 if starts[b, t] else count
+            positions[b, t] = count
+            count += ids[b, t] != 0
+    ids, previous = jnp.asarray(ids), jnp.asarray(previous)
+    found, valid = segment_starts(ids, previous), segment_valid(ids)
+    np.testing.assert_array_equal(found, starts)
+    np.testing.assert_array_equal(valid, ids != 0)
+    np.testing.assert_array_equal(
+        segment_starts(ids)[:, 0], (ids != 0)[:, 0], err_msg="a row's first token starts a segment"
+    )
+    carry = jnp.asarray(carry, jnp.int32)
+    whole, after = token_positions(ids.shape, found, valid, carry)
+    np.testing.assert_array_equal(whole, positions)
+    # In two chunks, the same.
+    parts = []
+    for part in (slice(0, cut), slice(cut, 8)):
+        shape = ids[:, part].shape
+        counted, carry = token_positions(shape, found[:, part], valid[:, part], carry)
+        parts.append(counted)
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), positions)
+    np.testing.assert_array_equal(carry, after)
+
+
+def test_positions_without_flags_are_a_count():
+    positions, after = token_positions((2, 3), carry=jnp.asarray([0, 5]))
+    np.testing.assert_array_equal(positions, [[0, 1, 2], [5, 6, 7]])
+    np.testing.assert_array_equal(after, [3, 8])
+    np.testing.assert_array_equal(token_positions((1, 2))[0], [[0, 1]])

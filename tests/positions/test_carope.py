@@ -195,7 +195,7 @@ LOG_F = jnp.full((B, T, K), -0.5)
         ),
         (
             lambda: carope_increments(LOG_F.astype(jnp.bfloat16), P),
-            TypeError,
+            ValueError,
             "log_frequency must be float32, got bfloat16",
         ),
         (
