@@ -8,6 +8,7 @@ from carope_jax.evaluation._score import NllFunction
 
 ProtocolName = Literal["paper", "same_targets", "per_position", "sliding"]
 PROTOCOLS: tuple[str, ...] = get_args(ProtocolName)
+"""The names of the protocols."""
 
 
 @dataclass(frozen=True)

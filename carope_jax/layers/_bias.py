@@ -133,9 +133,8 @@ class FoxConfig(EncodingConfig):
                 f"FoX is not offered over a sharded time axis, got axis_name {axis_name!r}"
             )
         if self.gate != "content":
-            log_forget = jnp.broadcast_to(
-                jax.nn.log_sigmoid(weights["bias"]), (*q.shape[:2], dims.heads)
-            )
+            log_forget_H = jax.nn.log_sigmoid(weights["bias"].astype(jnp.float32))
+            log_forget = jnp.broadcast_to(log_forget_H, (*q.shape[:2], dims.heads))
         elif hidden is None:
             raise ValueError("FoX needs x, what its gates depend on")
         else:

@@ -6,6 +6,7 @@ additive one is added to the embeddings. Each takes and returns a carry for deco
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -31,7 +32,14 @@ def turn(
 ) -> tuple[Any, ...]:
     """(q', k'), or (q', k', carry) where a carry was given."""
     _check_one_sequence(q, k, x)
-    segmentation, after = _segmentation(config, q.shape[:2], positions, starts, valid, carry)
+    _check_sizes(
+        dims, heads=q.shape[2], kv_heads=k.shape[2], head_dim=q.shape[3], model_dim=_width(x)
+    )
+    if axis_name is not None and positions is None and not config.accumulates:
+        raise ValueError(
+            f"positions are needed over a sharded time axis, got axis_name {axis_name!r} without"
+        )
+    segmentation, after = _segmentation(config, dims, q.shape[:2], positions, starts, valid, carry)
     rotated = config.rotate(
         weights,
         dims,
@@ -61,7 +69,8 @@ def locate(
     carry: Any,
 ) -> Any:
     """The coordinate [B, T, H], or (coordinate, carry) where a carry was given."""
-    segmentation, after = _segmentation(config, shape, positions, starts, valid, carry)
+    _check_sizes(dims, model_dim=_width(x))
+    segmentation, after = _segmentation(config, dims, shape, positions, starts, valid, carry)
     nothing = jnp.zeros((*shape, dims.heads, 0))
     rotated = config.rotate(
         weights,
@@ -90,8 +99,9 @@ def add(
     carry: Any,
 ) -> Any:
     """The embeddings with positions added, or (embeddings, carry) where a carry was given."""
+    _check_sizes(dims, model_dim=_width(embedding))
     shape = embedding.shape[:2]
-    segmentation, after = _segmentation(config, shape, positions, starts, valid, carry)
+    segmentation, after = _segmentation(config, dims, shape, positions, starts, valid, carry)
     added = config.add_to_embedding(weights, dims, embedding, segmentation)
     return added if carry is None else (added, after)
 
@@ -105,6 +115,7 @@ def initial_carry(config: EncodingConfig, dims: HeadDims, batch: int) -> Any:
 
 def _segmentation(
     config: EncodingConfig,
+    dims: HeadDims,
     shape: tuple[int, int],
     positions: Array | None,
     starts: Array | None,
@@ -112,6 +123,9 @@ def _segmentation(
     carry: Any,
 ) -> tuple[Segmentation, Array | None]:
     """Where the tokens are, and the count of them that is a positional encoding's carry."""
+    _check_tokens(shape, positions, starts, valid)
+    if carry is not None:
+        _check_carry(config, dims, shape[0], carry)
     if positions is not None:
         if config.accumulates:
             raise ValueError(
@@ -123,11 +137,6 @@ def _segmentation(
         return Segmentation(positions, starts, valid), None
     if config.accumulates:
         return Segmentation(jnp.zeros((1, shape[1]), jnp.int32), starts, valid), None
-    if carry is not None and getattr(carry, "shape", None) != (shape[0],):
-        raise ValueError(
-            f"the carry of a positional encoding is an int32 count a row, [{shape[0]}]: "
-            "this one is another encoding's or another batch's"
-        )
     if starts is None and valid is None and carry is None:
         return Segmentation(jnp.arange(shape[1], dtype=jnp.int32)[None]), None
     counted, after = token_positions(shape, starts, valid, carry)
@@ -135,9 +144,66 @@ def _segmentation(
 
 
 def _check_one_sequence(q: Array, k: Array, x: Array | None) -> None:
+    for name, array, rank in (("q", q, 4), ("k", k, 4), ("x", x, 3)):
+        if array is not None and array.ndim != rank:
+            wanted = "[B, T, heads, head_dim]" if rank == 4 else "[B, T, model_dim]"
+            raise ValueError(f"{name} must be {wanted}, got shape {array.shape}")
     lengths = {"q": q.shape[:2], "k": k.shape[:2]} | ({} if x is None else {"x": x.shape[:2]})
     if len(set(lengths.values())) > 1:
         raise ValueError(
             f"q, k and x must be of one sequence, [batch, time] {lengths}: "
             "cross-attention has no phases that both sides share"
         )
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k must be of one head_dim, got {q.shape[3]} and {k.shape[3]}")
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"{k.shape[2]} key/value heads do not divide {q.shape[2]} heads")
+
+
+def _width(x: Array | None) -> int:
+    return 0 if x is None else x.shape[-1]
+
+
+def _check_sizes(dims: HeadDims, **given: int) -> None:
+    """Raises a ValueError where arrays are of other sizes than the encoding was made for."""
+    for name, size in given.items():
+        wanted = getattr(dims, name)
+        # 0: the encoding doesn't ask, or there is no such array.
+        if wanted and size and size != wanted:
+            raise ValueError(f"the encoding is for {name} {wanted}, got {size}")
+
+
+def _check_tokens(
+    shape: tuple[int, int], positions: Array | None, starts: Array | None, valid: Array | None
+) -> None:
+    for name, flag in (("starts", starts), ("valid", valid)):
+        if flag is not None and (flag.shape != shape or flag.dtype != jnp.bool_):
+            raise ValueError(
+                f"{name} must be bool of shape {shape}, got {flag.dtype} of shape {flag.shape}"
+            )
+    if positions is not None and (
+        positions.shape not in (shape, (1, shape[1]))
+        or not jnp.issubdtype(positions.dtype, jnp.integer)
+    ):
+        raise ValueError(
+            f"positions must be integers of shape {shape} or {(1, shape[1])}, "
+            f"got {positions.dtype} of shape {positions.shape}"
+        )
+
+
+def _check_carry(config: EncodingConfig, dims: HeadDims, batch: int, carry: Any) -> None:
+    wanted = _described(jax.eval_shape(lambda: initial_carry(config, dims, batch)))
+    if _described(carry) != wanted:
+        raise ValueError(
+            f"carry must be {wanted}, got {_described(carry)}: "
+            "this one is another encoding's or another batch's"
+        )
+
+
+def _described(carry: Any) -> str:
+    """The arrays of a carry by dtype and shape."""
+
+    def described(leaf: Any) -> str:
+        return f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(getattr(leaf, 'shape', ()))}"
+
+    return str(jax.tree.map(described, carry))

@@ -128,7 +128,7 @@ class CaropeConfig(EncodingConfig):
           ValueError: `control="shuffled"` for a batch of one.
         """
         if self.control == "mean":
-            log_increments_KP = jnp.log(weights["mean_increments"])
+            log_increments_KP = jnp.log(weights["mean_increments"].astype(jnp.float32))
             return jnp.broadcast_to(log_increments_KP, (*x.shape[:2], *log_increments_KP.shape))
         log_f = carope_log_frequency(x, weights["kernel"], weights.get("bias"))
         if self.control == "shuffled":

@@ -58,9 +58,12 @@ class _Rotary(_Encoding):
         config = self.config
         dims = HeadDims(0 if x is None else x.shape[-1], q.shape[2], k.shape[2], q.shape[3])
         config.validate(dims)
+        parameters = config.attention_parameters(dims)
+        if x is None and any(0 in parameter.shape for parameter in parameters.values()):
+            raise ValueError(f"{type(self).__name__} needs x, whose width its weights have")
         return _calls.turn(
             config,
-            self._weights(config.attention_parameters(dims)),
+            self._weights(parameters),
             dims,
             q,
             k,

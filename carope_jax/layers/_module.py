@@ -108,8 +108,10 @@ class AttentionEncoding(Encoding):
 class RotaryEncoding(Encoding):
     """An encoding that replaces a rotary call in an attention of one's own.
 
-    q, k = encoding(q, k, x)                                  # a whole sequence
-    q, k, carry = encoding(q, k, x, carry=carry)              # decoding, from `initial_carry`
+        q, k = encoding(q, k, x)                              # a whole sequence
+        q, k, carry = encoding(q, k, x, carry=carry)          # decoding, from `initial_carry`
+
+    Its phases are a key/value head's, shared by the query heads of its group.
     """
 
     def __init__(
@@ -209,8 +211,10 @@ class BiasEncoding(Encoding):
 class AdditiveEncoding(Encoding):
     """An encoding that is added to the token embeddings.
 
-    x = encoding(embedding)
-    x, carry = encoding(embedding, carry=carry)               # decoding, from `initial_carry`
+        x = encoding(embedding)
+        x, carry = encoding(embedding, carry=carry)           # decoding, from `initial_carry`
+
+    It comes before any block, so once a model and not once a layer.
     """
 
     def __init__(

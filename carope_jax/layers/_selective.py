@@ -127,9 +127,11 @@ class SelectiveRopeConfig(EncodingConfig):
             parameters = {"kernel": Parameter(shape, _fan_in(inputs), (axis, *outputs))}
             if self.rank is not None:
                 down = (dims.model_dim, self.rank)
-                parameters["down"] = Parameter(down, _fan_in(dims.model_dim), ("embed", None))
+                parameters["down_kernel"] = Parameter(
+                    down, _fan_in(dims.model_dim), ("embed", None)
+                )
         taps = (self.width, kv_heads, pairs)
-        parameters["taps"] = Parameter(taps, _fan_in(self.width), (None, *outputs))
+        parameters["conv_kernel"] = Parameter(taps, _fan_in(self.width), (None, *outputs))
         if self.gate != "none":
             gates = (kv_heads, pairs if self.gate == "pair" else 1)
             axes = ("kv_heads", "pairs" if self.gate == "pair" else None)
@@ -183,7 +185,7 @@ class SelectiveRopeConfig(EncodingConfig):
         temperature = weights.get("temperature", selective_temperature(pairs, self.base))
         increments, window = selective_increments(
             self._projected(weights, dims, q, hidden),
-            weights["taps"],
+            weights["conv_kernel"],
             temperature,
             gate=self._gates(weights, dims, hidden),
             bias=weights.get("bias"),
@@ -207,7 +209,7 @@ class SelectiveRopeConfig(EncodingConfig):
             return _product("BTKX,KXP->BTKP", x, weights["kernel"])
         x = self._normalized_input(dims, hidden)
         if self.rank is not None:
-            x = _product("BTD,DR->BTR", x, weights["down"])
+            x = _product("BTD,DR->BTR", x, weights["down_kernel"])
         return _product("BTX,XKP->BTKP", x, weights["kernel"])
 
     def _gates(self, weights: Weights, dims: HeadDims, hidden: Array | None) -> Array | None:

@@ -1,5 +1,7 @@
 """How much arithmetic a token costs, and how much a chip can do: for MFU."""
 
+import math
+
 import jax
 
 from carope_jax.models import ModelConfig
@@ -33,7 +35,12 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
     matrices = 3 if config.activation == "swiglu" else 2
     feed_forward = matrices * dims.model_dim * config.feed_forward_dim
     output = dims.model_dim * (config.vocab_size or 0)
-    weights = config.num_layers * (attention + feed_forward) + output
+    encoding = sum(
+        math.prod(parameter.shape)
+        for name, parameter in config.encoding.attention_parameters(dims).items()
+        if name.endswith("kernel")
+    )
+    weights = config.num_layers * (attention + feed_forward + encoding) + output
     return 6.0 * weights + 12.0 * config.num_layers * query * length
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import optax
 
-_DECAYED = frozenset({"kernel", "embedding", "table"})
+_DECAYED = ("kernel", "embedding", "table")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +84,10 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 def is_decayed(path: tuple[Any, ...]) -> bool:
     """Whether weight decay applies to the parameter at this path: by its name, as stacked layers
     make every array's rank one more."""
-    return path[-1].key in _DECAYED
+    return path[-1].key.endswith(_DECAYED)
 
 
 def in_encoding_group(path: tuple[Any, ...]) -> bool:
     """Whether the parameter at this path is a kernel of an attention layer's encoding."""
     keys = [entry.key for entry in path]
-    return keys[-1] == "kernel" and "encoding" in keys
+    return keys[-1].endswith("kernel") and "encoding" in keys

@@ -115,21 +115,76 @@ def _attention(config, w, x):
     k = _dense(w, "attention/key", x).reshape(batch, time, kv_heads, size)
     v = _dense(w, "attention/value", x).reshape(batch, time, kv_heads, size)
     k, v = (np.repeat(a, heads // kv_heads, axis=2) for a in (k, v))
-    exponents = np.arange(size // 2)
-    if config.position == "rope":
-        phases = np.arange(time)[:, None, None] * 1e4 ** (-2 * exponents / size)
-        q, k = _turned(q, phases), _turned(k, phases)
-    if config.position == "carope":
-        u = x @ w["attention/encoding/kernel"] + w["attention/encoding/bias"]
-        f = 1 / (np.log1p(np.exp(u)) + 1)
-        phases = np.cumsum(np.repeat(f, heads // kv_heads, axis=2)[..., None] ** exponents, axis=1)
+    own = {
+        name.removeprefix("attention/encoding/"): value
+        for name, value in w.items()
+        if name.startswith("attention/encoding/")
+    }
+    if config.position in _PHASES:
+        phases = _PHASES[config.position](own, x, q, size, kv_heads)
+        phases = np.repeat(phases, heads // phases.shape[2], axis=2)
         q, k = _turned(q, phases), _turned(k, phases)
     scores = np.einsum("bthn,bshn->bhts", q, k) / np.sqrt(size)
+    if config.position == "alibi":
+        slopes = 2.0 ** (-8 / heads * np.arange(1, heads + 1))
+        scores -= slopes[:, None, None] * (np.arange(time)[:, None] - np.arange(time))
+    if config.position == "fox":
+        forget = -np.log1p(np.exp(-(x @ own["kernel"] + own["bias"])))
+        for i, j in np.ndindex(time, time):
+            scores[..., i, j] += forget[:, j + 1 : i + 1].sum(1)
     scores = np.where(np.tril(np.ones((time, time), bool)), scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     out = np.einsum("bhts,bshn->bthn", weights, v)
     return _dense(w, "attention/out", out.reshape(batch, time, -1))
+
+
+def _frequencies(size, base=1e4):
+    return base ** (-np.arange(0, size, 2) / size)
+
+
+def _rope(w, x, q, size, kv_heads):
+    return np.arange(x.shape[1])[None, :, None, None] * _frequencies(size)
+
+
+def _carope(w, x, q, size, kv_heads):
+    f = 1 / (np.log1p(np.exp(x @ w["kernel"] + w["bias"])) + 1)
+    return np.cumsum(f[..., None] ** np.arange(size // 2), axis=1)
+
+
+def _slow(size):
+    return _frequencies(size) < 2 * np.pi / LENGTH
+
+
+def _hope(w, x, q, size, kv_heads):
+    return np.where(_slow(size), 0, _rope(w, x, q, size, kv_heads))
+
+
+def _darope(w, x, q, size, kv_heads):
+    share = (np.arange(x.shape[1]) + 0.5) / LENGTH
+    beta = np.log(share / (1 - share))[:, None]
+    coordinate = LENGTH / (1 + np.exp(-(x @ w["kernel"] + w["prior"] * beta)))
+    fast = _rope(w, x, q, size, kv_heads)
+    return np.where(_slow(size), coordinate[..., None] * _frequencies(size), fast)
+
+
+def _selective(w, x, q, size, kv_heads):
+    q = q / np.sqrt((q**2).sum(-1, keepdims=True) + 1e-6)
+    queries = q.reshape(*q.shape[:2], kv_heads, -1)
+    projected = np.einsum("btkx,kxp->btkp", queries, w["kernel"])
+    omega = np.zeros_like(projected)
+    for tap, weight in enumerate(w["conv_kernel"]):
+        omega[:, tap:] += projected[:, : projected.shape[1] - tap] * weight
+    return np.cumsum(omega * _frequencies(size, 5e5), axis=1)
+
+
+_PHASES = {
+    "rope": _rope,
+    "carope": _carope,
+    "hope": _hope,
+    "darope": _darope,
+    "selective_rope": _selective,
+}
 
 
 def _turned(x, phases):

@@ -92,8 +92,7 @@ def test_rows_go_on_after_padding_of_either_side():
 
 def test_caropes_carry_is_the_whole_sequences_bit_for_bit():
     """Given the same log f: constant frequencies leave no matrix product to differ."""
-    model = stirred(CONFIGS["carope"])
-    model = nnx.merge(*nnx.split(model))
+    model = nnx.clone(stirred(CONFIGS["carope"]))
     kernel = model.blocks.attention.encoding.kernel
     kernel[...] = jnp.zeros(kernel.shape)
     carries = [in_chunks(model, sizes, IDS)[1].layers.state for sizes in ([5, 3], [1] * 8)]

@@ -38,6 +38,11 @@ def tiny(**options):
         {"position": "carope", "head_dim": 6, "mlp_dim": 20, "tie_embeddings": False},
         {"position": "sinusoidal"},
         {"position": "nope", "activation": "swiglu"},
+        {"position": "hope", "head_dim": 8},
+        {"position": "darope", "head_dim": 8},
+        {"position": "selective_rope"},
+        {"position": "fox"},
+        {"position": "alibi"},
     ],
     ids=lambda options: options["position"],
 )

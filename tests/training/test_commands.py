@@ -264,3 +264,40 @@ def test_a_checkpoint_that_cannot_be_used_is_one_line_too(capfd, kind):
         command.run(resume, [])
     assert stopped.value.code == command.BAD_INPUT
     assert capfd.readouterr().err == "error: data differs\n"
+
+
+def test_generating_from_a_run(run_command, finished, tmp_path):
+    out = tmp_path / "out.json"
+    options = ["--workdir", finished, "--max-tokens", 5, "--temperature", 0, "--json", out]
+    alone = run_command("carope_jax.generate", [*options, "--prompt", "the king"])
+    assert alone.code == 0
+    [row] = json.loads(out.read_text())
+    assert alone.out == f"the king{row['text']}\n"
+    assert row["prompt_tokens"] > 0
+    assert 0 < row["tokens"] <= 5
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the king\n\nsome of the longer words that are in no one bucket of sixteen\n")
+    several = run_command("carope_jax.generate", [*options, "--file", prompts])
+    assert several.code == 0
+    rows = json.loads(out.read_text())
+    assert rows[0] == row
+    assert [line[:3] for line in several.out.splitlines()] == ["[0]", "[1]", "[2]"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", "a", "--workdir", "{tmp}/none"], r"no run in .*none"),
+        ([], "give --prompt TEXT or --file FILE"),
+        (["--prompt", "a", "--file", "b"], "give --prompt TEXT or --file FILE"),
+        (["--file", "{tmp}/none.txt"], r"none\.txt"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature must be 0 or above, got -1.0"),
+        (["--prompt", "a", "--step", "3"], r"no checkpoint 3"),
+    ],
+)
+def test_bad_generation_input(run_command, finished, tmp_path, arguments, message):
+    flags = [a.format(tmp=tmp_path) for a in arguments]
+    workdir = [] if "--workdir" in flags else ["--workdir", finished]
+    ran = run_command("carope_jax.generate", [*workdir, *flags])
+    assert ran.code == command.BAD_INPUT
+    assert re.search(message, one_message(ran.err)), ran.err

@@ -16,7 +16,8 @@ def params_of(**model):
     config = ModelConfig(
         num_layers=2, model_dim=16, num_heads=2, vocab_size=32, max_length=8, **model
     )
-    return nnx.to_pure_dict(nnx.state(Decoder(config, rngs=nnx.Rngs(0)), nnx.Param))
+    decoder = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    return nnx.to_pure_dict(nnx.state(decoder, nnx.Param))
 
 
 def paths(tree, keep):
@@ -32,7 +33,10 @@ DENSE = {
 
 @pytest.mark.parametrize("position", ENCODINGS)
 def test_decayed_leaves(position):
-    own = {"carope": {"blocks/attention/encoding/kernel"}, "learned": {"encoding/table"}}
+    kernel = {"blocks/attention/encoding/kernel"}
+    own = dict.fromkeys(("carope", "darope", "fox"), kernel)
+    own["selective_rope"] = kernel | {"blocks/attention/encoding/conv_kernel"}
+    own["learned"] = {"encoding/table"}
     wanted = DENSE | {"token_embedding/embedding"} | own.get(position, set())
     assert paths(params_of(position=position), is_decayed) == wanted
 
