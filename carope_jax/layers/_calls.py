@@ -60,7 +60,7 @@ def locate(
     config: EncodingConfig,
     weights: Weights,
     dims: HeadDims,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     x: Float[Array, "B T D"] | None,
     *,
     positions: Int[Array, "#B T"] | None,
@@ -116,7 +116,7 @@ def initial_carry(config: EncodingConfig, dims: HeadDims, batch: int) -> Any:
 def _segmentation(
     config: EncodingConfig,
     dims: HeadDims,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     positions: Array | None,
     starts: Array | None,
     valid: Array | None,
@@ -174,7 +174,7 @@ def _check_sizes(dims: HeadDims, **given: int) -> None:
 
 
 def _check_tokens(
-    shape: tuple[int, int], positions: Array | None, starts: Array | None, valid: Array | None
+    shape: tuple[int, ...], positions: Array | None, starts: Array | None, valid: Array | None
 ) -> None:
     for name, flag in (("starts", starts), ("valid", valid)):
         if flag is not None and (flag.shape != shape or flag.dtype != jnp.bool_):

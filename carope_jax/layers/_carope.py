@@ -1,6 +1,7 @@
 """CARoPE as a layer."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, get_args
 
 import jax
@@ -215,6 +216,7 @@ class Carope(RotaryEncoding):
         self, model_dim: int, kv_heads: int, head_dim: int, *, rngs: nnx.Rngs, **options: Any
     ) -> None:
         dims = HeadDims(model_dim=model_dim, kv_heads=kv_heads, head_dim=head_dim)
+        self.config: CaropeConfig
         super().__init__(CaropeConfig(**options), dims, rngs)
 
     def log_frequency(self, x: Float[Array, "B T D"]) -> Float[Array, "B T K *P"]:
@@ -222,7 +224,7 @@ class Carope(RotaryEncoding):
         return self.config.log_frequency(self.weights, x)
 
 
-def _constant(values: Float[np.ndarray, "..."]) -> jax.nn.initializers.Initializer:
+def _constant(values: Float[np.ndarray, "..."]) -> Callable[..., Array]:
     def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
         return jnp.broadcast_to(jnp.asarray(values, dtype), shape)
 

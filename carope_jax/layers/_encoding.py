@@ -25,13 +25,13 @@ class Parameter(NamedTuple):
     Attributes:
       shape: of the float32 array.
       init: (key, shape, dtype) -> array, as in `jax.nn.initializers`.
-      axes: the logical axis of each dimension.
+      axes: the logical axis of each dimension; None: it has none.
       trained: whether an optimizer sees it.
     """
 
     shape: tuple[int, ...]
     init: Callable[..., Array]
-    axes: tuple[str, ...]
+    axes: tuple[str | None, ...]
     trained: bool = True
 
 

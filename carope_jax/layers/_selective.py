@@ -1,6 +1,7 @@
 """Selective RoPE as a layer."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import jax
@@ -262,7 +263,7 @@ class SelectiveRope(RotaryEncoding):
         super().__init__(SelectiveRopeConfig(**options), dims, rngs)
 
 
-def _fan_in(inputs: int) -> jax.nn.initializers.Initializer:
+def _fan_in(inputs: int) -> Callable[..., Array]:
     """Uniform with a unit sum of squares over the inputs on average."""
 
     def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:

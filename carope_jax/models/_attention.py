@@ -93,15 +93,15 @@ class SelfAttention(nnx.Module):
         slot = cache.filled - x_BTD.shape[1]
         cache = cache._replace(layers=cache.layers.write(layer, slot, rotated, v_BTKN))
         memory = cache.layers.of_layer(layer)
-        coordinates_BSH = memory.coordinates
+        bias_BHTS = None
+        if rotated.coordinate is not None and memory.coordinates is not None:
+            bias_BHTS = score_bias(rotated.coordinate, memory.coordinates)
         out_BTHN = jax.nn.dot_product_attention(
             rotated.q,
             memory.keys,
             memory.values,
-            bias=None
-            if coordinates_BSH is None
-            else score_bias(rotated.coordinate, coordinates_BSH),
-            mask=cache.mask(segmentation.segment_ids),
+            bias=bias_BHTS,
+            mask=cache.mask(x_BTD.shape[1]),
             implementation=self.implementation,
         )
         return self._merge_heads(out_BTHN), cache

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from carope_jax.layers import EncodingConfig, Rotated, Segmentation
 from carope_jax.models._config import ModelConfig
@@ -40,7 +40,9 @@ class LayerMemory(NamedTuple):
         return LayerMemory(
             put(self.keys, rotated.k),
             put(self.values, values),
-            None if self.coordinates is None else put(self.coordinates, rotated.coordinate),
+            None
+            if self.coordinates is None or rotated.coordinate is None
+            else put(self.coordinates, rotated.coordinate),
             jax.tree.map(
                 lambda old, new: lax.dynamic_update_index_in_dim(old, new, layer, 0),
                 self.state,
@@ -132,14 +134,17 @@ class Cache(NamedTuple):
         )
         return Segmentation(positions, starts, valid, ids), known
 
-    def mask(self, ids: Int[Array, "B T"]) -> Array:
-        """[B, 1, T, S]: which slots the last T tokens may see: earlier ones of their segment.
+    def mask(self, length: int) -> Bool[Array, "B 1 T S"]:
+        """Which slots each of the last `length` tokens may see: earlier ones of their segment.
         Padding sees itself, so that no row is empty."""
-        slot_S = jnp.arange(self.slots)
-        own_T = self.filled - ids.shape[1] + jnp.arange(ids.shape[1])
-        same_BTS = (ids[:, :, None] == self.segment_ids[:, None]) & (slot_S <= own_T[:, None])
-        seen_BTS = (same_BTS & (ids != 0)[:, :, None]) | (slot_S == own_T[:, None])
-        return seen_BTS[:, None]
+        first = self.filled - length
+        ids_BT = lax.dynamic_slice_in_dim(self.segment_ids, first, length, axis=1)
+        slot_S, own_T = jnp.arange(self.slots), first + jnp.arange(length)
+        earlier_TS = slot_S <= own_T[:, None]
+        same_BTS = (ids_BT[:, :, None] == self.segment_ids[:, None]) & segment_valid(ids_BT)[
+            ..., None
+        ]
+        return ((same_BTS & earlier_TS) | (slot_S == own_T[:, None]))[:, None]
 
 
 def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:

@@ -35,7 +35,7 @@ def segment_starts(
 
 
 def token_positions(
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     starts: Bool[Array, "B T"] | None = None,
     valid: Bool[Array, "B T"] | None = None,
     carry: Int[Array, " B"] | None = None,

@@ -103,7 +103,7 @@ def test_a_cache_says_what_it_can_not_do():
     model = stirred(CONFIGS["carope"])
     cache = model.empty_cache(B, 12)
     other = stirred(CONFIGS["rope"])
-    with pytest.raises(ValueError, match="the cache is of CaropeConfig.* encoding is RopeConfig"):
+    with pytest.raises(ValueError, match=r"the cache is of CaropeConfig.* encoding is RopeConfig"):
         other.decode(TOKENS, cache)
     with pytest.raises(ValueError, match="the cache has 4 rows, got 1"):
         model.decode(TOKENS[:1], cache)

@@ -1,6 +1,7 @@
 """train.py and eval.py as a user meets them: bad input, a run, an evaluation, in one process."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -276,7 +277,9 @@ def test_generating_from_a_run(run_command, finished, tmp_path):
     assert row["prompt_tokens"] > 0
     assert 0 < row["tokens"] <= 5
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("the king\n\nsome of the longer words that are in no one bucket of sixteen\n")
+    prompts.write_text(
+        "the king\n\nsome of the longer words that are in no one bucket of sixteen\n"
+    )
     several = run_command("carope_jax.generate", [*options, "--file", prompts])
     assert several.code == 0
     rows = json.loads(out.read_text())
