@@ -11,7 +11,7 @@ LENGTHS := 128 256 512 1024
 # Enough of each held-out book for a first look; `eval.py` without --tokens takes all of them.
 TOKENS := 16384
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test lint docs clean
 
 quickstart: $(VENV)/.quickstart
 	@for encoding in $(ENCODINGS); do \
@@ -33,10 +33,14 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-clean:
-	rm -rf $(VENV)
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
-$(VENV)/.quickstart $(VENV)/.test: $(VENV)/.%: pyproject.toml constraints.txt
+clean:
+	rm -rf $(VENV) site
+
+$(VENV)/.quickstart $(VENV)/.test $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

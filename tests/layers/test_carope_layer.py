@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from encoding_cases import quick_jit
 from flax import nnx
 
 from carope_jax.layers import Carope, FrozenParam, Rope
@@ -36,7 +37,7 @@ def stirred(layer):
     return layer
 
 
-@jax.jit
+@quick_jit
 def turn(layer, q, k, x, **options):
     return layer(q, k, x, **options)
 
@@ -112,7 +113,7 @@ def test_at_init_carope_is_rope(exponent):
     )
     q, k = turn(layer, Q, KEYS, X)
     # Sums are inclusive: positions count from 1.
-    their_q, their_k = jax.jit(Rope(N))(Q, KEYS, positions=jnp.arange(1, T + 1)[None])
+    their_q, their_k = quick_jit(Rope(N))(Q, KEYS, positions=jnp.arange(1, T + 1)[None])
     np.testing.assert_allclose(q, their_q, atol=1e-5)
     np.testing.assert_allclose(k, their_k, atol=1e-5)
 
@@ -135,7 +136,7 @@ def test_frozen_has_nothing_to_train():
 def gradient_by_token(layer, row, token):
     """[B, T], how strongly each token's x moves one rotated query."""
 
-    @jax.jit
+    @quick_jit
     def gradient(layer, x):
         def one(x):
             q, _ = layer(Q, KEYS, x)
