@@ -261,4 +261,15 @@ def _rematerialized(function: Callable[..., Any], remat: str) -> Callable[..., A
         case "dots":
             policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
             return jax.checkpoint(function, policy=policy)
-    return function
+    return jax.checkpoint(function, policy=_is_computed, prevent_cse=False)
+
+
+def _is_computed(primitive: Any, *inputs: Any, **params: Any) -> bool:
+    """Whether the backward pass keeps a value, rather than what it is a reshape or widening of.
+
+    A scan stacks every value kept, layer by layer, and would stack one array a time for each shape
+    that a matrix product took it in.
+    """
+    if primitive.name == "convert_element_type":
+        return params["new_dtype"].itemsize <= inputs[0].dtype.itemsize
+    return primitive.name != "reshape"
