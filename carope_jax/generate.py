@@ -47,7 +47,9 @@ class Arguments:
 def main(argv: Sequence[str]) -> None:
     """Reads the arguments, loads the run, writes the text."""
     with command.input_errors():
-        arguments = tyro.cli(Arguments, description=__doc__, args=argv)
+        arguments = tyro.cli(
+            Arguments, prog="python -m carope_jax.generate", description=__doc__, args=argv
+        )
         prompts = _prompts(arguments)
         run = load_run(arguments.workdir, step=arguments.step, devices=jax.devices()[:1])
         tokenizer = run.tokenizer

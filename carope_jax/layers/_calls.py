@@ -134,7 +134,9 @@ def _segmentation(
             )
         if carry is not None:
             raise ValueError("give positions or a carry, not both: a carry is what counts them")
-        return Segmentation(positions, starts, valid), None
+        # Flags say that a row may be more than one sequence: its length then proves nothing.
+        counts = jnp.ones(shape, bool) if valid is None else valid
+        return Segmentation(positions, starts, counts), None
     if config.accumulates:
         return Segmentation(jnp.zeros((1, shape[1]), jnp.int32), starts, valid), None
     if starts is None and valid is None and carry is None:

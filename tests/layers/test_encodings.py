@@ -224,6 +224,8 @@ def test_what_is_past_a_learned_table():
     expected = np.where(np.asarray(IDS) != 0, np.asarray(PACKED.positions) >= 3, False)
     np.testing.assert_array_equal(np.isnan(long).any(-1), expected)
     assert expected.sum() == 2
+    given = layer(X[:1], positions=jnp.asarray([[0, 1, 2, 0, 1, 2, 3, 0]])[:, :T])
+    np.testing.assert_array_equal(np.isnan(given).any(-1), (np.arange(T) == 6)[None])
     assert LearnedConfig().longest(DIMS) == T + 1
     assert RopeConfig().longest(DIMS) is None
 
