@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 PAGE = Path(__file__).parents[1] / "docs" / "import.md"
@@ -21,6 +22,15 @@ def examples() -> list:
     return found
 
 
+@pytest.fixture
+def _compiling_without_optimizing():
+    # What these examples cost is compilation, and each program runs once.
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.usefixtures("_compiling_without_optimizing")
 @pytest.mark.parametrize("code", examples())
 def test_an_example_runs_and_checks_something(code):
     assert re.search(r"^\s*assert ", code, re.M)

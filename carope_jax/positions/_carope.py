@@ -174,9 +174,9 @@ def carope_rotate(
         cached key has one rotation.
       k: keys.
       log_frequency: what `carope_log_frequency` returns.
-      exponent, first_exponent, scaling: as in `carope_increments`. q and k are also multiplied by
-        the scaling's attention factor.
-      inclusive, starts, valid, carry, axis_name: as in `accumulate`.
+      exponent: as in `carope_increments`, as `first_exponent` and `scaling` are.
+      scaling: q and k are also multiplied by its attention factor.
+      inclusive: as in `accumulate`, as `starts`, `valid`, `carry` and `axis_name` are.
       layout: as in `rotate`.
 
     Returns:
