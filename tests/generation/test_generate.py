@@ -75,9 +75,7 @@ def test_rows_past_the_vocabulary_are_never_drawn():
 
 def test_what_does_not_fit_is_named():
     learned = dataclasses.replace(TINY, position="learned")
-    with pytest.raises(
-        ValueError, match=r"prompt 1 has 3 tokens: with .* the 8 posit"
-    ):
+    with pytest.raises(ValueError, match=r"prompt 1 has 3 tokens: with .* the 8 posit"):
         generator(learned).complete([[1], [1, 2, 3]])
     assert len(generator(learned, temperature=0).complete([[1, 3]])[0].tokens) <= 6
     with pytest.raises(ValueError, match="there are no prompts"):
