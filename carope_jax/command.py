@@ -24,6 +24,7 @@ from carope_jax.training import (
     Interrupted,
     RunFolder,
     unknown_field,
+    write_whole,
 )
 
 BAD_INPUT, NOT_FINITE, STOPPED = 2, 3, 75
@@ -116,10 +117,7 @@ def write_json(path: Path | None, value: Any) -> None:
     """Writes JSON (the output of `--json FILE`), whole or not at all."""
     if path is None:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(value, indent=2) + "\n")
-    fresh.replace(path)
+    write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
 def parse_range(text: str) -> tuple[int, int]:

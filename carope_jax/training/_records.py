@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
+from carope_jax.training._files import write_whole
+
 Row = dict[str, int | float | list[float] | None]
 """One row of metrics.jsonl: `step` (updates done) and numbers by name; lists have one a layer."""
 
@@ -45,9 +47,7 @@ class Records:
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
         path = self._folder / "metrics.jsonl"
-        fresh = path.with_name(path.name + ".new")
-        fresh.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        fresh.replace(path)
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
         self._file.close()
         self._file = path.open("a")
 

@@ -12,6 +12,7 @@ from etils import epath
 from carope_jax.data import Tokenizer, load_tokenizer
 from carope_jax.training._checkpoint import Checkpoints
 from carope_jax.training._config import RESUMABLE, Experiment
+from carope_jax.training._files import write_whole
 from carope_jax.training._manifest import check_same
 from carope_jax.training._mesh import MeshConfig, make_mesh
 from carope_jax.training._optimizer import make_optimizer
@@ -39,9 +40,7 @@ class RunFolder:
         """Writes the tokenizer, then the resolved experiment: with it, the run exists."""
         self.path.mkdir(parents=True, exist_ok=True)
         tokenizer.save(self._tokenizer)
-        fresh = self._experiment.with_name("experiment.json.new")
-        fresh.write_text(json.dumps(to_json(experiment), indent=2) + "\n")
-        fresh.replace(self._experiment)
+        write_whole(self._experiment, json.dumps(to_json(experiment), indent=2) + "\n")
 
     def experiment(self) -> Experiment:
         """The resolved experiment.
