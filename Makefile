@@ -25,8 +25,15 @@ quickstart: $(VENV)/.quickstart
 	  --tokens $(TOKENS) --json $(RUNS)/paper.json --markdown $(RUNS)/table.md
 	@echo "table: $(RUNS)/table.md   picture: $(RUNS)/loss_by_position.png"
 
+# The numerics as users compile them; then the rest, whose cost is compiling, without LLVM's
+# expensive passes: half the time.
+NUMERICS := tests/positions tests/layers tests/benchmarks
+QUICK_COMPILE := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+
 test: $(VENV)/.test lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+	$(PYTEST) $(NUMERICS)
+	XLA_FLAGS="$$XLA_FLAGS $(QUICK_COMPILE)" $(PYTEST) $(addprefix --ignore=,$(NUMERICS))
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
