@@ -22,12 +22,12 @@ import jax.numpy as jnp
 import tyro
 from _report import Row, make_table, report
 from flax import nnx
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array
 
 from carope_jax import command
-from carope_jax.layers import CaropeConfig, HeadDims, Rotated, Segmentation, Weights
+from carope_jax.layers import AttentionInput, CaropeConfig, HeadDims, Rotated, Weights
 from carope_jax.models import Decoder, ModelConfig, token_nll
-from carope_jax.positions import accumulate, carope_increments, rotate
+from carope_jax.positions import accumulate, carope_increments
 
 # B batch, T time, D model, H query heads, K key/value heads, N head dim, P rotary pairs.
 
@@ -84,27 +84,19 @@ class Arguments:
 class PlainCarope(CaropeConfig):
     """CARoPE by its pieces, with the derivatives that JAX makes of them."""
 
-    def rotate(
-        self,
-        weights: Weights,
-        dims: HeadDims,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        *,
-        hidden: Float[Array, "B T D"] | None,
-        embedding: Float[Array, "B T D"] | None,
-        segmentation: Segmentation,
-        state: UInt32[Array, "B K P"] | None = None,
-        axis_name: str | None = None,
-    ) -> Rotated:
+    def rotate(self, weights: Weights, dims: HeadDims, given: AttentionInput) -> Rotated:
         """Turned by the phases that the block's normalised input has accumulated."""
-        assert hidden is not None
-        log_f_BTK = self.log_frequency(weights, hidden)
+        assert given.hidden is not None
+        log_f_BTK = self.log_frequency(weights, given.hidden)
         increments_BTKP = carope_increments(log_f_BTK, dims.head_dim // 2)
         phases_BTKP, carry_BKP = accumulate(
-            increments_BTKP, segmentation.starts, segmentation.valid, state, axis_name
+            increments_BTKP,
+            given.segmentation.starts,
+            given.segmentation.valid,
+            given.state,
+            given.axis_name,
         )
-        return Rotated(rotate(q, phases_BTKP), rotate(k, phases_BTKP), state=carry_BKP)
+        return self.turned(given, phases_BTKP, None, carry_BKP)
 
 
 def temporary_memory(config: ModelConfig, batch_size: int, length: int) -> int:

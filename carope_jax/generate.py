@@ -104,16 +104,15 @@ def _prompts(arguments: Arguments) -> list[str]:
 
 
 def _stream(run: LoadedRun, generator: Generator, prompt: str, ids: list[int]) -> list[Completion]:
-    tokenizer, tokens = run.tokenizer, []
+    tokenizer, drawn = run.tokenizer, []
     text = TextStream(tokenizer.decode, ids)
     print(prompt, end="", flush=True)
     for [(_, token)] in generator.stream([ids]):
-        tokens.append(token)
+        drawn.append(token)
         if token != tokenizer.eot_id:
             print(text.push(token), end="", flush=True)
     print(text.finish(), flush=True)
-    ended = tokens[-1] == tokenizer.eot_id
-    return [Completion(0, tokens[:-1] if ended else tokens, ended)]
+    return [Completion.of(0, drawn, tokenizer.eot_id)]
 
 
 def _row(

@@ -31,6 +31,12 @@ class Completion(NamedTuple):
     tokens: list[int]
     ended: bool
 
+    @classmethod
+    def of(cls, prompt: int, drawn: list[int], eot_id: int) -> "Completion":
+        """The completion of a prompt by all the tokens drawn for it."""
+        ended = drawn[-1] == eot_id
+        return cls(prompt, drawn[:-1] if ended else drawn, ended)
+
 
 class Generator:
     """Draws tokens from a decoder that keeps a cache.
@@ -121,11 +127,7 @@ class Generator:
                 tokens[prompt].append(token)
             if progress is not None:
                 progress(len(step))
-        return [
-            Completion(prompt, drawn[:-1] if ended else drawn, ended)
-            for prompt, drawn in enumerate(tokens)
-            for ended in [drawn[-1] == self.eot_id]
-        ]
+        return [Completion.of(prompt, drawn, self.eot_id) for prompt, drawn in enumerate(tokens)]
 
     def _slots(self, prompts: list[list[int]]) -> int:
         """Room for the longest prompt's bucket and what follows: one size, one compilation."""

@@ -15,8 +15,11 @@ class TextStream:
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int]) -> None:
-        self._decode, self._tokens = decode, list(prompt)
-        self._given = decode(self._tokens) if self._tokens else ""
+        self._decode = decode
+        # The tokens of the last text given out, which the next token's can depend on, and those
+        # since: decoding them all again would cost more with every token.
+        self._tokens = list(prompt)
+        self._known, self._given = len(prompt), decode(prompt) if prompt else ""
 
     def push(self, token: int) -> str:
         """The text that a token adds; empty while a character is unfinished."""
@@ -29,5 +32,8 @@ class TextStream:
         return self._give(self._decode(self._tokens)) if self._tokens else ""
 
     def _give(self, text: str) -> str:
-        new, self._given = text[len(self._given) :], text
+        new = text[len(self._given) :]
+        self._tokens = self._tokens[self._known :]
+        self._known = len(self._tokens)
+        self._given = self._decode(self._tokens) if self._tokens else ""
         return new

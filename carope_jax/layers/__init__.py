@@ -9,6 +9,7 @@ from carope_jax.layers._bias import Alibi, AlibiConfig, Fox, FoxConfig
 from carope_jax.layers._carope import Carope, CaropeConfig
 from carope_jax.layers._darope import DaRope, DaRopeConfig, HoPe, HoPeConfig
 from carope_jax.layers._encoding import (
+    AttentionInput,
     EncodingConfig,
     HeadDims,
     Parameter,
@@ -26,7 +27,7 @@ from carope_jax.layers._module import (
     RotaryEncoding,
 )
 from carope_jax.layers._registry import ENCODINGS, EncodingChoice
-from carope_jax.layers._rope import NoPE, NoPEConfig, Rope, RopeConfig
+from carope_jax.layers._rope import NoPE, NoPEConfig, Rope, RopeConfig, RotaryConfig
 from carope_jax.layers._selective import SelectiveRope, SelectiveRopeConfig, SelectiveState
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Alibi",
     "AlibiConfig",
     "AttentionEncoding",
+    "AttentionInput",
     "BiasEncoding",
     "Carope",
     "CaropeConfig",
@@ -57,6 +59,7 @@ __all__ = [
     "Parameter",
     "Rope",
     "RopeConfig",
+    "RotaryConfig",
     "RotaryEncoding",
     "Rotated",
     "Segmentation",

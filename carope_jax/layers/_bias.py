@@ -9,11 +9,11 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from carope_jax.layers._encoding import (
+    AttentionInput,
     EncodingConfig,
     HeadDims,
     Parameter,
     Rotated,
-    Segmentation,
     Weights,
 )
 from carope_jax.layers._module import BiasEncoding
@@ -36,22 +36,10 @@ class AlibiConfig(EncodingConfig):
 
     biases: ClassVar[bool] = True
 
-    def rotate(
-        self,
-        weights: Weights,
-        dims: HeadDims,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        *,
-        hidden: Float[Array, "B T D"] | None,
-        embedding: Float[Array, "B T D"] | None,
-        segmentation: Segmentation,
-        state: Any = None,
-        axis_name: str | None = None,
-    ) -> Rotated:
+    def rotate(self, weights: Weights, dims: HeadDims, given: AttentionInput) -> Rotated:
         """Queries and keys as they come, and each position times each head's slope."""
-        positions = jnp.broadcast_to(segmentation.positions, q.shape[:2])
-        return Rotated(q, k, alibi_coordinates(positions, dims.heads))
+        positions = jnp.broadcast_to(given.segmentation.positions, given.q.shape[:2])
+        return Rotated(given.q, given.k, alibi_coordinates(positions, dims.heads))
 
 
 class Alibi(BiasEncoding):
@@ -114,35 +102,23 @@ class FoxConfig(EncodingConfig):
         """Nothing forgotten."""
         return jnp.zeros((batch, dims.heads), jnp.float32)
 
-    def rotate(
-        self,
-        weights: Weights,
-        dims: HeadDims,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        *,
-        hidden: Float[Array, "B T D"] | None,
-        embedding: Float[Array, "B T D"] | None,
-        segmentation: Segmentation,
-        state: Float[Array, "B H"] | None = None,
-        axis_name: str | None = None,
-    ) -> Rotated:
+    def rotate(self, weights: Weights, dims: HeadDims, given: AttentionInput) -> Rotated:
         """Queries and keys as they come, and the running sum of the log gates."""
-        if axis_name is not None:
+        if given.axis_name is not None:
             raise ValueError(
-                f"FoX is not offered over a sharded time axis, got axis_name {axis_name!r}"
+                f"FoX is not offered over a sharded time axis, got axis_name {given.axis_name!r}"
             )
         if self.gate != "content":
             log_forget_H = jax.nn.log_sigmoid(weights["bias"].astype(jnp.float32))
-            log_forget = jnp.broadcast_to(log_forget_H, (*q.shape[:2], dims.heads))
-        elif hidden is None:
+            log_forget = jnp.broadcast_to(log_forget_H, (*given.q.shape[:2], dims.heads))
+        elif given.hidden is None:
             raise ValueError("FoX needs x, what its gates depend on")
         else:
-            log_forget = fox_log_forget(hidden, weights["kernel"], weights["bias"])
+            log_forget = fox_log_forget(given.hidden, weights["kernel"], weights["bias"])
         coordinate, carry = accumulate_forget(
-            log_forget, segmentation.starts, segmentation.valid, state
+            log_forget, given.segmentation.starts, given.segmentation.valid, given.state
         )
-        return Rotated(q, k, coordinate, carry)
+        return Rotated(given.q, given.k, coordinate, carry)
 
 
 class Fox(BiasEncoding):

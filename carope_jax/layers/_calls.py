@@ -10,8 +10,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from carope_jax.layers._encoding import EncodingConfig, HeadDims, Segmentation, Weights
-from carope_jax.positions import token_positions
+from carope_jax.layers._encoding import (
+    AttentionInput,
+    EncodingConfig,
+    HeadDims,
+    Segmentation,
+    Weights,
+)
+from carope_jax.positions import check_flags, token_positions
 
 # B batch, T time, D model, H query heads, K key/value heads, N head dim.
 
@@ -32,25 +38,16 @@ def turn(
 ) -> tuple[Any, ...]:
     """(q', k'), or (q', k', carry) where a carry was given."""
     _check_one_sequence(q, k, x)
-    _check_sizes(
-        dims, heads=q.shape[2], kv_heads=k.shape[2], head_dim=q.shape[3], model_dim=_width(x)
-    )
+    width = 0 if x is None else x.shape[-1]
+    _check_sizes(dims, heads=q.shape[2], kv_heads=k.shape[2], head_dim=q.shape[3], model_dim=width)
     if axis_name is not None and positions is None and not config.accumulates:
         raise ValueError(
             f"positions are needed over a sharded time axis, got axis_name {axis_name!r} without"
         )
     segmentation, after = _segmentation(config, dims, q.shape[:2], positions, starts, valid, carry)
-    rotated = config.rotate(
-        weights,
-        dims,
-        q,
-        k,
-        hidden=x,
-        embedding=x,
-        segmentation=segmentation,
-        state=carry if config.accumulates else None,
-        axis_name=axis_name,
-    )
+    state = carry if config.accumulates else None
+    given = AttentionInput(q, k, x, x, segmentation, state, axis_name)
+    rotated = config.rotate(weights, dims, given)
     if carry is None:
         return rotated.q, rotated.k
     return rotated.q, rotated.k, rotated.state if config.accumulates else after
@@ -60,8 +57,7 @@ def locate(
     config: EncodingConfig,
     weights: Weights,
     dims: HeadDims,
-    shape: tuple[int, ...],
-    x: Float[Array, "B T D"] | None,
+    x: Float[Array, "B T D"],
     *,
     positions: Int[Array, "#B T"] | None,
     starts: Bool[Array, "B T"] | None,
@@ -69,18 +65,13 @@ def locate(
     carry: Any,
 ) -> Any:
     """The coordinate [B, T, H], or (coordinate, carry) where a carry was given."""
-    _check_sizes(dims, model_dim=_width(x))
+    _check_sizes(dims, model_dim=x.shape[-1])
+    shape = x.shape[:2]
     segmentation, after = _segmentation(config, dims, shape, positions, starts, valid, carry)
     nothing = jnp.zeros((*shape, dims.heads, 0))
+    state = carry if config.accumulates else None
     rotated = config.rotate(
-        weights,
-        dims,
-        nothing,
-        nothing,
-        hidden=x,
-        embedding=x,
-        segmentation=segmentation,
-        state=carry if config.accumulates else None,
+        weights, dims, AttentionInput(nothing, nothing, x, x, segmentation, state)
     )
     if carry is None:
         return rotated.coordinate
@@ -99,7 +90,7 @@ def add(
     carry: Any,
 ) -> Any:
     """The embeddings with positions added, or (embeddings, carry) where a carry was given."""
-    _check_sizes(dims, model_dim=_width(embedding))
+    _check_sizes(dims, model_dim=embedding.shape[-1])
     shape = embedding.shape[:2]
     segmentation, after = _segmentation(config, dims, shape, positions, starts, valid, carry)
     added = config.add_to_embedding(weights, dims, embedding, segmentation)
@@ -162,10 +153,6 @@ def _check_one_sequence(q: Array, k: Array, x: Array | None) -> None:
         raise ValueError(f"{k.shape[2]} key/value heads do not divide {q.shape[2]} heads")
 
 
-def _width(x: Array | None) -> int:
-    return 0 if x is None else x.shape[-1]
-
-
 def _check_sizes(dims: HeadDims, **given: int) -> None:
     """Raises a ValueError where arrays are of other sizes than the encoding was made for."""
     for name, size in given.items():
@@ -178,11 +165,7 @@ def _check_sizes(dims: HeadDims, **given: int) -> None:
 def _check_tokens(
     shape: tuple[int, ...], positions: Array | None, starts: Array | None, valid: Array | None
 ) -> None:
-    for name, flag in (("starts", starts), ("valid", valid)):
-        if flag is not None and (flag.shape != shape or flag.dtype != jnp.bool_):
-            raise ValueError(
-                f"{name} must be bool of shape {shape}, got {flag.dtype} of shape {flag.shape}"
-            )
+    check_flags(shape, starts=starts, valid=valid)
     if positions is not None and (
         positions.shape not in (shape, (1, shape[1]))
         or not jnp.issubdtype(positions.dtype, jnp.integer)

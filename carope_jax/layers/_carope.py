@@ -12,19 +12,16 @@ from flax import nnx
 from jaxtyping import Array, Float, UInt32
 
 from carope_jax.layers._encoding import (
-    EncodingConfig,
+    AttentionInput,
     HeadDims,
     Parameter,
     Rotated,
-    Segmentation,
     Weights,
 )
 from carope_jax.layers._module import RotaryEncoding
-from carope_jax.layers._rope import check_length, check_rotary_options
+from carope_jax.layers._rope import RotaryConfig
 from carope_jax.positions import (
     Exponent,
-    Layout,
-    ScalingConfig,
     carope_log_frequency,
     carope_rotate,
     rope_bias,
@@ -41,7 +38,7 @@ Source = Literal["hidden", "embedding"]
 
 
 @dataclasses.dataclass(frozen=True)
-class CaropeConfig(EncodingConfig):
+class CaropeConfig(RotaryConfig):
     """CARoPE (arXiv 2507.23083, section 2): what the paper leaves open is chosen here, never in
     silence."""
 
@@ -68,14 +65,10 @@ class CaropeConfig(EncodingConfig):
     """The RoPE base at which init=rope starts, and the scaling rule's reference."""
     kernel_std: float = 0.02
     """Standard deviation of W where it is random."""
-    layout: Layout = "half"
-    """Which features of a head are a pair: (i, i + P) or (2i, 2i + 1)."""
-    scaling: ScalingConfig = ScalingConfig()
-    """A rule that extends the context: its factors multiply the increments."""
 
     def validate(self, dims: HeadDims) -> None:
         """Raises a ValueError for options that contradict each other or the head dim."""
-        check_rotary_options(dims.head_dim, dims.head_dim, self.base, self.layout)
+        self.check_rotary(dims.head_dim, dims.head_dim, self.base)
         for name, allowed in (
             ("source", get_args(Source)),
             ("init", get_args(Init)),
@@ -93,10 +86,6 @@ class CaropeConfig(EncodingConfig):
                 )
             if not self.base > 1:
                 raise ValueError(f"init='rope' needs a base above 1, got {self.base}")
-
-    def longest(self, dims: HeadDims) -> int | None:
-        """A dynamic rule's declared length: its factors are for no longer a sequence."""
-        return self.scaling.longest
 
     def attention_parameters(self, dims: HeadDims) -> dict[str, Parameter]:
         """W [D, K], or [D, K, P] for an f a pair; the bias where training starts as RoPE."""
@@ -138,40 +127,28 @@ class CaropeConfig(EncodingConfig):
             log_f = jnp.roll(log_f, 1, axis=0)
         return log_f
 
-    def rotate(
-        self,
-        weights: Weights,
-        dims: HeadDims,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        *,
-        hidden: Float[Array, "B T D"] | None,
-        embedding: Float[Array, "B T D"] | None,
-        segmentation: Segmentation,
-        state: UInt32[Array, "B K P"] | None = None,
-        axis_name: str | None = None,
-    ) -> Rotated:
+    def rotate(self, weights: Weights, dims: HeadDims, given: AttentionInput) -> Rotated:
         """Turned by the phases that the source has accumulated; f's mean and spread measured."""
-        x = hidden if self.source == "hidden" else embedding
+        x = given.hidden if self.source == "hidden" else given.embedding
         if x is None:
             raise ValueError("CARoPE needs x, what its frequencies depend on")
-        check_length(q.shape[1], self.scaling.longest)
         log_f = self.log_frequency(weights, x)
         mean = self.control == "mean"
+        segmentation = given.segmentation
         q, k, carry = carope_rotate(
-            q,
-            k,
+            given.q,
+            given.k,
             log_f,
             # The means are of increments, pair by pair, whatever they are the means of.
             exponent="free" if mean else self.exponent,
             first_exponent=1 if mean else self.first_exponent,
             inclusive=self.inclusive,
             layout=self.layout,
-            scaling=self.scaling.scaling(dims.head_dim // 2, self.base),
+            scaling=self.scaled(given.q.shape[1], dims.head_dim // 2, self.base),
             starts=segmentation.starts,
             valid=segmentation.valid,
-            carry=state,
-            axis_name=axis_name,
+            carry=given.state,
+            axis_name=given.axis_name,
         )
         spread = _frequency_spread(jax.lax.stop_gradient(log_f), segmentation.valid)
         return Rotated(q, k, state=carry, measurements=spread)

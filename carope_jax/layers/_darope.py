@@ -9,22 +9,21 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from carope_jax.layers._encoding import (
-    EncodingConfig,
+    AttentionInput,
     HeadDims,
     Parameter,
     Rotated,
-    Segmentation,
     Weights,
 )
 from carope_jax.layers._module import RotaryEncoding
-from carope_jax.layers._rope import check_length, check_rotary_options
-from carope_jax.positions import Layout, ScalingConfig, darope_coordinate, darope_phases, rotate
+from carope_jax.layers._rope import RotaryConfig
+from carope_jax.positions import darope_coordinate, darope_phases
 
 # B batch, T time, D model, H query heads, K key/value heads, N head dim.
 
 
 @dataclasses.dataclass(frozen=True)
-class HoPeConfig(EncodingConfig):
+class HoPeConfig(RotaryConfig):
     """HoPE (arXiv 2410.21216; as in arXiv 2609.34556, equation 2): pairs that do not complete a
     turn within the training length do not turn."""
 
@@ -33,53 +32,30 @@ class HoPeConfig(EncodingConfig):
     training window by default."""
     base: float = 10_000.0
     """Base of the frequencies."""
-    layout: Layout = "half"
-    """Which features of a head are a pair: (i, i + P) or (2i, 2i + 1)."""
-    scaling: ScalingConfig = ScalingConfig()
-    """A rule that extends the context."""
 
     def validate(self, dims: HeadDims) -> None:
         """Raises a ValueError for options that don't fit the sizes."""
-        check_rotary_options(dims.head_dim, dims.head_dim, self.base, self.layout)
+        self.check_rotary(dims.head_dim, dims.head_dim, self.base)
         # A model's longest window is not known (0) until it is resolved beside its data.
         if self.length is not None and self.length < 1:
             raise ValueError(f"length must be at least 1, got {self.length}")
 
-    def longest(self, dims: HeadDims) -> int | None:
-        """A dynamic rule's declared length: its frequencies are for no longer a sequence."""
-        return self.scaling.longest
-
-    def rotate(
-        self,
-        weights: Weights,
-        dims: HeadDims,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        *,
-        hidden: Float[Array, "B T D"] | None,
-        embedding: Float[Array, "B T D"] | None,
-        segmentation: Segmentation,
-        state: Any = None,
-        axis_name: str | None = None,
-    ) -> Rotated:
+    def rotate(self, weights: Weights, dims: HeadDims, given: AttentionInput) -> Rotated:
         """Fast bands turned by position; slow ones by the coordinate, if there is one."""
-        check_length(q.shape[1], self.scaling.longest)
         length = dims.max_length if self.length is None else self.length
-        scaling = self.scaling.scaling(dims.head_dim // 2, self.base)
+        scaling = self.scaled(given.q.shape[1], dims.head_dim // 2, self.base)
         phases = darope_phases(
-            segmentation.positions,
-            self._coordinate(weights, hidden, segmentation, length),
+            given.segmentation.positions,
+            self._coordinate(weights, given, length),
             dims.head_dim,
             base=self.base,
             length=length,
             scaling=scaling,
         )
-        scale = 1.0 if scaling is None else scaling.attention_factor
-        q, k = (rotate(x, phases, self.layout, scale) for x in (q, k))
-        return Rotated(q, k)
+        return self.turned(given, phases, scaling)
 
     def _coordinate(
-        self, weights: Weights, hidden: Array | None, segmentation: Segmentation, length: int
+        self, weights: Weights, given: AttentionInput, length: int
     ) -> Float[Array, "B T K"] | None:
         return None
 
@@ -121,11 +97,12 @@ class DaRopeConfig(HoPeConfig):
         }
 
     def _coordinate(
-        self, weights: Weights, hidden: Array | None, segmentation: Segmentation, length: int
+        self, weights: Weights, given: AttentionInput, length: int
     ) -> Float[Array, "B T K"] | None:
+        hidden = given.hidden
         if hidden is None:
             raise ValueError("DaRoPE needs x, what its coordinates depend on")
-        positions = jnp.broadcast_to(segmentation.positions, hidden.shape[:2])
+        positions = jnp.broadcast_to(given.segmentation.positions, hidden.shape[:2])
         kernel, prior = weights["kernel"], weights["prior"]
         return darope_coordinate(hidden, kernel, prior, positions, length)
 

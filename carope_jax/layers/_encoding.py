@@ -60,6 +60,28 @@ class Segmentation(NamedTuple):
         return cls(positions, starts, valid, segment_ids)
 
 
+class AttentionInput(NamedTuple):
+    """What an attention layer has at hand.
+
+    Attributes:
+      q: queries.
+      k: keys.
+      hidden: the block's normalised input.
+      embedding: the model's token embeddings, before any block.
+      segmentation: which tokens belong together.
+      state: what the tokens before left, as `initial_state` has it; None: there were none.
+      axis_name: the `shard_map` axis over which time is sharded, if it is.
+    """
+
+    q: Float[Array, "B T H N"]
+    k: Float[Array, "B T K N"]
+    hidden: Float[Array, "B T D"] | None
+    embedding: Float[Array, "B T D"] | None
+    segmentation: Segmentation
+    state: Any = None
+    axis_name: str | None = None
+
+
 class Rotated(NamedTuple):
     """What an encoding makes of an attention layer's queries and keys.
 
@@ -136,30 +158,12 @@ class EncodingConfig:
         """The token embeddings with positions added."""
         return embedding
 
-    def rotate(
-        self,
-        weights: Weights,
-        dims: HeadDims,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        *,
-        hidden: Float[Array, "B T D"] | None,
-        embedding: Float[Array, "B T D"] | None,
-        segmentation: Segmentation,
-        state: Any = None,
-        axis_name: str | None = None,
-    ) -> Rotated:
+    def rotate(self, weights: Weights, dims: HeadDims, given: AttentionInput) -> Rotated:
         """Queries and keys turned by their phases, and the coordinate that biases their scores.
 
         Args:
           weights: of the part in an attention layer.
           dims: the model's sizes.
-          q: queries.
-          k: keys.
-          hidden: the block's normalised input.
-          embedding: the model's token embeddings, before any block.
-          segmentation: which tokens belong together.
-          state: what the tokens before left; None: there were none.
-          axis_name: the `shard_map` axis over which time is sharded, if it is.
+          given: what the attention layer has at hand.
         """
-        return Rotated(q, k, state=() if state is None else state)
+        return Rotated(given.q, given.k, state=() if given.state is None else given.state)

@@ -124,7 +124,6 @@ class _Bias(_Encoding):
             config,
             self._weights(config.attention_parameters(dims)),
             dims,
-            x.shape[:2],
             x,
             positions=positions,
             starts=starts,

@@ -1,6 +1,5 @@
 """Encodings as NNX modules: they hold the weights, and call what the encoding is."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from carope_jax.layers import _calls
 from carope_jax.layers._encoding import (
+    AttentionInput,
     EncodingConfig,
     HeadDims,
     Parameter,
@@ -29,7 +29,6 @@ class Encoding(nnx.Module):
     Args:
       config: the encoding and its options.
       dims: the sizes it serves.
-      parameters: of these sizes, the weights to make.
       rngs: the stream `params` initialises them; None where there are none.
 
     Raises:
@@ -37,21 +36,22 @@ class Encoding(nnx.Module):
     """
 
     def __init__(
-        self,
-        config: EncodingConfig,
-        dims: HeadDims,
-        parameters: Callable[[HeadDims], dict[str, Parameter]],
-        rngs: nnx.Rngs | None,
+        self, config: EncodingConfig, dims: HeadDims, rngs: nnx.Rngs | None = None
     ) -> None:
         config.validate(dims)
-        wanted = parameters(dims)
-        self.config, self.dims, self.names = config, dims, tuple(wanted)
+        self.config, self.dims = config, dims
+        wanted = self._parameters()
+        self.names = tuple(wanted)
         for name, parameter in wanted.items():
             if rngs is None:
                 raise ValueError(f"rngs is needed to initialise {name}")
             variable = nnx.Param if parameter.trained else FrozenParam
             values = parameter.init(rngs.params(), parameter.shape, jnp.float32)
             setattr(self, name, variable(values, axes=parameter.axes))
+
+    def _parameters(self) -> dict[str, Parameter]:
+        """The weights to make: of the part in an attention layer, unless a subclass says other."""
+        return self.config.attention_parameters(self.dims)
 
     @property
     def weights(self) -> dict[str, Array]:
@@ -66,8 +66,8 @@ class Encoding(nnx.Module):
 class EmbeddingEncoding(Encoding):
     """The part of a decoder's encoding beside its token embeddings."""
 
-    def __init__(self, config: EncodingConfig, dims: HeadDims, *, rngs: nnx.Rngs) -> None:
-        super().__init__(config, dims, config.embedding_parameters, rngs)
+    def _parameters(self) -> dict[str, Parameter]:
+        return self.config.embedding_parameters(self.dims)
 
     def __call__(
         self, embedding: Float[Array, "B T D"], segmentation: Segmentation
@@ -79,9 +79,6 @@ class EmbeddingEncoding(Encoding):
 class AttentionEncoding(Encoding):
     """The part of a decoder's encoding in one attention layer."""
 
-    def __init__(self, config: EncodingConfig, dims: HeadDims, *, rngs: nnx.Rngs) -> None:
-        super().__init__(config, dims, config.attention_parameters, rngs)
-
     def __call__(
         self,
         q: Float[Array, "B T H N"],
@@ -92,17 +89,9 @@ class AttentionEncoding(Encoding):
         segmentation: Segmentation,
         state: Any = None,
     ) -> Rotated:
-        """What becomes of queries and keys; the arguments are `EncodingConfig.rotate`'s."""
-        return self.config.rotate(
-            self.weights,
-            self.dims,
-            q,
-            k,
-            hidden=hidden,
-            embedding=embedding,
-            segmentation=segmentation,
-            state=state,
-        )
+        """What becomes of queries and keys; the arguments are `AttentionInput`'s."""
+        given = AttentionInput(q, k, hidden, embedding, segmentation, state)
+        return self.config.rotate(self.weights, self.dims, given)
 
 
 class RotaryEncoding(Encoding):
@@ -113,11 +102,6 @@ class RotaryEncoding(Encoding):
 
     Its phases are a key/value head's, shared by the query heads of its group.
     """
-
-    def __init__(
-        self, config: EncodingConfig, dims: HeadDims, rngs: nnx.Rngs | None = None
-    ) -> None:
-        super().__init__(config, dims, config.attention_parameters, rngs)
 
     def __call__(
         self,
@@ -176,11 +160,6 @@ class BiasEncoding(Encoding):
     Keep the keys' coordinates beside the cached keys to decode.
     """
 
-    def __init__(
-        self, config: EncodingConfig, dims: HeadDims, rngs: nnx.Rngs | None = None
-    ) -> None:
-        super().__init__(config, dims, config.attention_parameters, rngs)
-
     def __call__(
         self,
         x: Float[Array, "B T D"],
@@ -199,7 +178,6 @@ class BiasEncoding(Encoding):
             self.config,
             self.weights,
             self.dims,
-            x.shape[:2],
             x,
             positions=positions,
             starts=starts,
@@ -217,10 +195,8 @@ class AdditiveEncoding(Encoding):
     It comes before any block, so once a model and not once a layer.
     """
 
-    def __init__(
-        self, config: EncodingConfig, dims: HeadDims, rngs: nnx.Rngs | None = None
-    ) -> None:
-        super().__init__(config, dims, config.embedding_parameters, rngs)
+    def _parameters(self) -> dict[str, Parameter]:
+        return self.config.embedding_parameters(self.dims)
 
     def __call__(
         self,

@@ -12,21 +12,18 @@ from jax import lax
 from jaxtyping import Array, Float, UInt32
 
 from carope_jax.layers._encoding import (
-    EncodingConfig,
+    AttentionInput,
     HeadDims,
     Parameter,
     Rotated,
-    Segmentation,
     Weights,
 )
 from carope_jax.layers._module import RotaryEncoding
-from carope_jax.layers._rope import check_length, check_rotary_options
+from carope_jax.layers._rope import RotaryConfig
 from carope_jax.positions import (
     Activation,
-    Layout,
-    ScalingConfig,
     accumulate,
-    rotate,
+    project,
     selective_increments,
     selective_temperature,
 )
@@ -51,7 +48,7 @@ class SelectiveState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SelectiveRopeConfig(EncodingConfig):
+class SelectiveRopeConfig(RotaryConfig):
     """Selective RoPE (arXiv 2511.17388): angles that are a running sum of a short convolution over
     projected queries, of either sign. What the paper leaves open is an option."""
 
@@ -76,14 +73,10 @@ class SelectiveRopeConfig(EncodingConfig):
     """The temperatures are base^(-2i/d), as RoPE's frequencies are."""
     train_temperature: bool = False
     """Whether the temperatures are trained."""
-    layout: Layout = "half"
-    """Which features of a head are a pair: (i, i + P) or (2i, 2i + 1)."""
-    scaling: ScalingConfig = ScalingConfig()
-    """A rule that extends the context: its factors multiply the increments."""
 
     def validate(self, dims: HeadDims) -> None:
         """Raises a ValueError for options that contradict each other or the head dim."""
-        check_rotary_options(dims.head_dim, dims.head_dim, self.base, self.layout)
+        self.check_rotary(dims.head_dim, dims.head_dim, self.base)
         for name, allowed in (
             ("source", ("query", "hidden")),
             ("gate", get_args(Gate)),
@@ -106,10 +99,6 @@ class SelectiveRopeConfig(EncodingConfig):
             )
         if dims.heads % dims.kv_heads:
             raise ValueError(f"{dims.kv_heads} key/value heads do not divide {dims.heads} heads")
-
-    def longest(self, dims: HeadDims) -> int | None:
-        """A dynamic rule's declared length: its factors are for no longer a sequence."""
-        return self.scaling.longest
 
     def attention_parameters(self, dims: HeadDims) -> dict[str, Parameter]:
         """The projection, the convolution, and the gate, bias and temperature where asked for."""
@@ -160,64 +149,52 @@ class SelectiveRopeConfig(EncodingConfig):
             jnp.zeros((batch, *size), jnp.uint32),
         )
 
-    def rotate(
-        self,
-        weights: Weights,
-        dims: HeadDims,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        *,
-        hidden: Float[Array, "B T D"] | None,
-        embedding: Float[Array, "B T D"] | None,
-        segmentation: Segmentation,
-        state: SelectiveState | None = None,
-        axis_name: str | None = None,
-    ) -> Rotated:
+    def rotate(self, weights: Weights, dims: HeadDims, given: AttentionInput) -> Rotated:
         """Turned by the angles that the tokens have accumulated."""
-        if axis_name is not None:
+        if given.axis_name is not None:
             raise ValueError(
                 "Selective RoPE's convolution is not offered over a sharded time axis, "
-                f"got axis_name {axis_name!r}"
+                f"got axis_name {given.axis_name!r}"
             )
-        check_length(q.shape[1], self.scaling.longest)
+        pairs, segmentation = dims.head_dim // 2, given.segmentation
+        scaling = self.scaled(given.q.shape[1], pairs, self.base)
+        state = given.state
         if state is None:
-            state = self.initial_state(dims, q.shape[0])
-        pairs = dims.head_dim // 2
+            state = self.initial_state(dims, given.q.shape[0])
         temperature = weights.get("temperature", selective_temperature(pairs, self.base))
         increments, window = selective_increments(
-            self._projected(weights, dims, q, hidden),
+            self._projected(weights, dims, given),
             weights["conv_kernel"],
             temperature,
-            gate=self._gates(weights, dims, hidden),
+            gate=self._gates(weights, dims, given.hidden),
             bias=weights.get("bias"),
             activation=self.activation,
             starts=segmentation.starts,
             valid=segmentation.valid,
             window=state.window,
         )
-        scaling = self.scaling.scaling(pairs, self.base)
-        scale = 1.0
         if scaling is not None:
-            increments, scale = increments * scaling.factor, scaling.attention_factor
+            increments = increments * scaling.factor
         phases, carry = accumulate(increments, segmentation.starts, segmentation.valid, state.carry)
-        q, k = (rotate(x, phases, self.layout, scale) for x in (q, k))
-        return Rotated(q, k, state=SelectiveState(window, carry))
+        return self.turned(given, phases, scaling, SelectiveState(window, carry))
 
-    def _projected(self, weights: Weights, dims: HeadDims, q: Array, hidden: Array | None) -> Array:
+    def _projected(self, weights: Weights, dims: HeadDims, given: AttentionInput) -> Array:
         """[B, T, K, P] in float32."""
         if self.source == "query":
-            x = self._normalized(q).reshape(*q.shape[:2], dims.kv_heads, -1)
-            return _product("BTKX,KXP->BTKP", x, weights["kernel"])
-        x = self._normalized_input(dims, hidden)
+            x = self._normalized(given.q).reshape(*given.q.shape[:2], dims.kv_heads, -1)
+            kernel = weights["kernel"].astype(jnp.float32)
+            # The highest precision because a phase sums these.
+            return jnp.einsum("BTKX,KXP->BTKP", x, kernel, precision=lax.Precision.HIGHEST)
+        x = self._normalized_input(dims, given.hidden)
         if self.rank is not None:
-            x = _product("BTD,DR->BTR", x, weights["down_kernel"])
-        return _product("BTX,XKP->BTKP", x, weights["kernel"])
+            x = project(x, weights["down_kernel"])
+        return project(x, weights["kernel"])
 
     def _gates(self, weights: Weights, dims: HeadDims, hidden: Array | None) -> Array | None:
         if self.gate == "none":
             return None
         x = self._normalized_input(dims, hidden)
-        logits = _product("BTD,DKP->BTKP", x, weights["gate_kernel"])
+        logits = project(x, weights["gate_kernel"])
         return jax.nn.sigmoid(logits + weights["gate_bias"])
 
     def _normalized_input(self, dims: HeadDims, x: Array | None) -> Array:
@@ -271,9 +248,3 @@ def _fan_in(inputs: int) -> Callable[..., Array]:
         return jax.random.uniform(key, shape, dtype, -bound, bound)
 
     return init
-
-
-def _product(subscripts: str, x: Array, kernel: Array) -> Array:
-    # The highest precision because a phase sums these.
-    kernel = kernel.astype(jnp.float32)
-    return jnp.einsum(subscripts, x, kernel, precision=lax.Precision.HIGHEST)

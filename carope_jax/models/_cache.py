@@ -140,11 +140,9 @@ class Cache(NamedTuple):
         first = self.filled - length
         ids_BT = lax.dynamic_slice_in_dim(self.segment_ids, first, length, axis=1)
         slot_S, own_T = jnp.arange(self.slots), first + jnp.arange(length)
-        earlier_TS = slot_S <= own_T[:, None]
-        same_BTS = (ids_BT[:, :, None] == self.segment_ids[:, None]) & segment_valid(ids_BT)[
-            ..., None
-        ]
-        return ((same_BTS & earlier_TS) | (slot_S == own_T[:, None]))[:, None]
+        same_BTS = ids_BT[:, :, None] == self.segment_ids[:, None]
+        seen_BTS = same_BTS & segment_valid(ids_BT)[:, :, None] & (slot_S <= own_T[:, None])
+        return (seen_BTS | (slot_S == own_T[:, None]))[:, None]
 
 
 def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:

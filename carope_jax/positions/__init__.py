@@ -10,6 +10,7 @@ from carope_jax.positions._carope import (
     rope_bias,
 )
 from carope_jax.positions._darope import darope_coordinate, darope_phases, fast_pairs
+from carope_jax.positions._projection import project
 from carope_jax.positions._rope import rope_frequencies, rope_phases
 from carope_jax.positions._rotate import Layout, layout_permutation, rotate
 from carope_jax.positions._scaling import (
@@ -25,6 +26,7 @@ from carope_jax.positions._scaling_config import (
     ScalingRule,
     scaling_from_transformers,
 )
+from carope_jax.positions._scan import check_flags
 from carope_jax.positions._score_bias import (
     accumulate_forget,
     alibi_coordinates,
@@ -55,6 +57,7 @@ __all__ = [
     "carope_increments",
     "carope_log_frequency",
     "carope_rotate",
+    "check_flags",
     "darope_coordinate",
     "darope_phases",
     "dynamic_ntk_scaling",
@@ -67,6 +70,7 @@ __all__ = [
     "linear_scaling",
     "llama3_scaling",
     "ntk_scaling",
+    "project",
     "rope_bias",
     "rope_frequencies",
     "rope_phases",

@@ -1,8 +1,9 @@
 """Encodings that are added to the token embeddings."""
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
+
+from carope_jax.positions._rope import powers
 
 # B batch, T time, L table length, D model.
 
@@ -25,7 +26,7 @@ def sinusoidal(
     """
     if dim < 2 or dim % 2:
         raise ValueError(f"dim must be even and at least 2, got {dim}")
-    frequencies_P = jnp.asarray(base ** -(np.arange(0, dim, 2) / dim), jnp.float32)
+    frequencies_P = jnp.asarray(powers(dim, base), jnp.float32)
     angles_BTP = positions.astype(jnp.float32)[..., None] * frequencies_P
     pairs_BTP2 = jnp.stack([jnp.sin(angles_BTP), jnp.cos(angles_BTP)], axis=-1)
     return pairs_BTP2.reshape(*positions.shape, dim)

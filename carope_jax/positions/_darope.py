@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from carope_jax.positions._projection import project
-from carope_jax.positions._rope import rope_frequencies, rope_phases
+from carope_jax.positions._rope import powers, rope_frequencies, rope_phases
 from carope_jax.positions._rotate import check_rotary_dim
 from carope_jax.positions._scaling import Scaling
 
@@ -37,8 +37,7 @@ def fast_pairs(rotary_dim: int, base: float, length: int) -> int:
     if not base > 0:
         raise ValueError(f"base must be positive, got {base}")
     _check_length(length)
-    frequencies_P = np.float64(base) ** -(np.arange(0, rotary_dim, 2) / rotary_dim)
-    return int((frequencies_P >= 2 * np.pi / length).sum())
+    return int((powers(rotary_dim, base) >= 2 * np.pi / length).sum())
 
 
 def darope_coordinate(

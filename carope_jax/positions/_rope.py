@@ -30,10 +30,14 @@ def rope_frequencies(
     if isinstance(base, int | float):
         if not base > 0:
             raise ValueError(f"base must be positive, got {base}")
-        powers_P = np.float64(base) ** -(np.arange(0, rotary_dim, 2) / rotary_dim)
-        return jnp.asarray(powers_P, jnp.float32)[None]
+        return jnp.asarray(powers(rotary_dim, base), jnp.float32)[None]
     exponents_P = jnp.arange(0, rotary_dim, 2, dtype=jnp.float32) / rotary_dim
     return base.astype(jnp.float32)[:, None] ** -exponents_P
+
+
+def powers(dim: int, base: float) -> Float[np.ndarray, " P"]:
+    """base^(-2i/dim), i = 0 ... dim/2-1, in float64."""
+    return np.float64(base) ** -(np.arange(0, dim, 2) / dim)
 
 
 def rope_phases(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from carope_jax import command
-from carope_jax.layers import CaropeConfig, HeadDims, Segmentation
+from carope_jax.layers import AttentionInput, CaropeConfig, HeadDims, Segmentation
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -86,7 +86,7 @@ def test_the_plain_composition_is_carope(benchmark_of):
     ours, plain = (
         quick_jit(
             lambda q, k, x, encoding=encoding: encoding.rotate(
-                weights, dims, q, k, hidden=x, embedding=None, segmentation=segmentation
+                weights, dims, AttentionInput(q, k, x, None, segmentation)
             )
         )(q, k, x)
         for encoding in (CaropeConfig(), benchmark_of("memory").PlainCarope())
