@@ -11,15 +11,20 @@ from carope_jax.data._corpora import (
     split_documents,
 )
 from carope_jax.data._dataset import DataConfig, TextDataset, join_documents, load_dataset
-from carope_jax.data._pipeline import StreamWindows, train_batches
+from carope_jax.data._pipeline import StreamWindows, mixture_batches, train_batches
+from carope_jax.data._prepared import PreparedDataset, PreparedSplit
+from carope_jax.data._streams import TokenStream
 from carope_jax.data._tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 
 __all__ = [
     "KJV_VALIDATION",
     "DataConfig",
     "Document",
+    "PreparedDataset",
+    "PreparedSplit",
     "StreamWindows",
     "TextDataset",
+    "TokenStream",
     "Tokenizer",
     "fingerprint",
     "join_documents",
@@ -27,6 +32,7 @@ __all__ = [
     "load_dataset",
     "load_tokenizer",
     "make_tokenizer",
+    "mixture_batches",
     "split_documents",
     "train_batches",
 ]

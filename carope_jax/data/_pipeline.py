@@ -1,9 +1,9 @@
-"""Training batches from a token stream, with Grain: shuffled, sharded, resumable to the window.
+"""Training batches from token streams, with Grain: shuffled, sharded, resumable to the window.
 
 Axes: B windows of a batch in this process, L tokens a window, T tokens of the stream.
 """
 
-import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import grain
@@ -12,6 +12,9 @@ from absl import flags
 from jaxtyping import Int32
 
 from carope_jax.data._dataset import DataConfig
+from carope_jax.data._interleaving import Interleaving, whole_shares
+from carope_jax.data._prepared import PreparedSplit
+from carope_jax.data._streams import TokenStream, as_stream
 
 Window = dict[str, Int32[np.ndarray, " L"]]
 Batch = dict[str, Int32[np.ndarray, "B L"]]
@@ -24,44 +27,40 @@ class StreamWindows:
     `stream[w L + 1 : (w+1) L + 1]`. Windows don't overlap; the tail shorter than one is dropped.
 
     Args:
-        stream_T: token ids, documents joined by EOT.
+        stream: token ids, documents joined by EOT: an int32 array, or what is read as it is needed.
         length: L, tokens a window.
 
     Raises:
-        ValueError: the stream is not one-dimensional int32, or holds no window.
+        ValueError: the stream is an array but not one-dimensional int32, or holds no window.
     """
 
-    def __init__(self, stream_T: Int32[np.ndarray, " T"], length: int) -> None:
-        if stream_T.ndim != 1 or stream_T.dtype != np.int32:
-            raise ValueError(f"stream must be int32 [T], got {stream_T.dtype} {stream_T.shape}")
+    def __init__(self, stream: Int32[np.ndarray, " T"] | TokenStream, length: int) -> None:
         if length < 1:
             raise ValueError(f"length={length} must be at least 1")
-        if len(stream_T) < length + 1:
+        self.stream = as_stream(stream)
+        if len(self.stream) < length + 1:
             raise ValueError(
-                f"stream of {len(stream_T)} tokens is too short: a window of length={length} and "
-                f"the target of its last token need {length + 1}"
+                f"stream of {len(self.stream)} tokens is too short: a window of length={length} "
+                f"and the target of its last token need {length + 1}"
             )
-        self._stream_T = stream_T
         self._length = length
 
     def __len__(self) -> int:
-        return (len(self._stream_T) - 1) // self._length
+        return (len(self.stream) - 1) // self._length
 
     def __getitem__(self, index: int) -> Window:
         if not 0 <= index < len(self):
             raise IndexError(f"index={index} is outside the {len(self)} windows")
         start, stop = index * self._length, (index + 1) * self._length
-        return {
-            "inputs": self._stream_T[start:stop],
-            "targets": self._stream_T[start + 1 : stop + 1],
-        }
+        tokens = self.stream.slice(start, stop + 1)
+        return {"inputs": tokens[:-1], "targets": tokens[1:]}
 
     def __repr__(self) -> str:
-        return f"StreamWindows(tokens={len(self._stream_T)}, length={self._length})"
+        return f"StreamWindows(tokens={len(self.stream)}, length={self._length})"
 
 
 def train_batches(
-    stream_T: Int32[np.ndarray, " T"],
+    stream: Int32[np.ndarray, " T"] | TokenStream,
     config: DataConfig,
     *,
     process_index: int = 0,
@@ -78,7 +77,8 @@ def train_batches(
     to `grain.checkpoint.CheckpointSave` and `CheckpointRestore`. Close it when done.
 
     Args:
-        stream_T: token ids, documents joined by EOT; the same in each process.
+        stream: token ids, documents joined by EOT, the same in each process: an int32 array, or a
+            `PreparedSplit`, which is read as it is needed.
         config: length, batch size, seed, workers.
         process_index: which part of each batch to give.
         process_count: parts a batch is cut into.
@@ -90,6 +90,82 @@ def train_batches(
     Raises:
         ValueError: the stream is shorter than a window, or the processes don't divide a batch.
     """
+    windows = StreamWindows(stream, config.length)
+    identity = {
+        "stream": windows.stream.fingerprint,
+        "length": config.length,
+        "batch_size": config.batch_size,
+        "shuffle_seed": config.shuffle_seed,
+    }
+    rows = _shuffled(windows, config.shuffle_seed)
+    return _batches(rows, identity, config, process_index, process_count)
+
+
+def mixture_batches(
+    splits: Sequence[tuple[PreparedSplit, float]],
+    config: DataConfig,
+    *,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> grain.DatasetIterator[Batch]:
+    """An endless iterator of training batches whose windows come from several splits by weight.
+
+    Each split is shuffled and repeated on its own, as in `train_batches`, so the epochs of a small
+    one pass sooner. Which split a window comes from is fixed, not drawn: with weights 7 and 3, of
+    any ten windows from a multiple of ten on exactly seven and three, evenly spread. A
+    window takes its tokens from one split. Processes, workers and states are those of
+    `train_batches`.
+
+    Args:
+        splits: splits and their weights, shares of the windows. Only ratios count.
+        config: length, batch size, seed, workers.
+        process_index: which part of each batch to give.
+        process_count: parts a batch is cut into.
+
+    Raises:
+        ValueError: no split is given, a split is shorter than a window or of another tokenizer than
+            the first, a weight is not above 0, the ratios have no small whole numbers, or the
+            processes don't divide a batch.
+    """
+    if not splits:
+        raise ValueError("splits=() names nothing to mix")
+    for split, _ in splits:
+        if split.tokenizer_hash != splits[0][0].tokenizer_hash:
+            raise ValueError(
+                f"splits has {split} of the tokenizer {split.tokenizer_hash}, but the first is of "
+                f"{splits[0][0].tokenizer_hash}"
+            )
+    shares = whole_shares([weight for _, weight in splits])
+    parts = [
+        # Else a split given twice, or two of one size, would be read in one order.
+        _shuffled(StreamWindows(split, config.length), config.shuffle_seed, part)
+        for part, (split, _) in enumerate(splits)
+    ]
+    rows = grain.MapDataset.select_from_datasets(parts, Interleaving(shares))
+    identity = {
+        "stream": [split.fingerprint for split, _ in splits],
+        "shares": shares,
+        "length": config.length,
+        "batch_size": config.batch_size,
+        "shuffle_seed": config.shuffle_seed,
+    }
+    return _batches(rows, identity, config, process_index, process_count)
+
+
+def _shuffled(windows: StreamWindows, seed: int, *part: int) -> grain.MapDataset[Window]:
+    # Grain adds the epoch to the seed: unhashed, seed 1 would give the orders of seed 0 again, one
+    # epoch earlier.
+    hashed = int(np.random.SeedSequence(seed, spawn_key=part).generate_state(1, np.uint32)[0])
+    return grain.MapDataset.source(windows).shuffle(hashed).repeat()
+
+
+def _batches(
+    rows: grain.MapDataset[Window],
+    identity: dict[str, Any],
+    config: DataConfig,
+    process_index: int,
+    process_count: int,
+) -> grain.DatasetIterator[Batch]:
     if not 0 <= process_index < process_count:
         raise ValueError(
             f"process_index={process_index} must be in [0, process_count={process_count})"
@@ -98,23 +174,10 @@ def train_batches(
         raise ValueError(
             f"batch_size={config.batch_size} can't be divided among process_count={process_count}"
         )
-    windows = StreamWindows(stream_T, config.length)
-    # Grain adds the epoch to the seed: unhashed, seed 1 would give the orders of seed 0 again, one
-    # epoch earlier.
-    seed = int(np.random.SeedSequence(config.shuffle_seed).generate_state(1, np.uint32)[0])
-    batches = (
-        grain.MapDataset.source(windows)
-        .shuffle(seed)
-        .repeat()[process_index::process_count]
-        # Else Grain divides the endless length as a float, past what fits at one window a batch.
-        .batch(config.batch_size // process_count, drop_remainder=True)
+    # Else Grain divides the endless length as a float, past what fits at one window a batch.
+    batches = rows[process_index::process_count].batch(
+        config.batch_size // process_count, drop_remainder=True
     )
-    identity = {
-        "stream": hashlib.sha256(stream_T.tobytes()).hexdigest(),
-        "length": config.length,
-        "batch_size": config.batch_size,
-        "shuffle_seed": config.shuffle_seed,
-    }
     return _BatchIterator(batches, identity, config.workers, config.prefetch)
 
 
