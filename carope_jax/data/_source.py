@@ -3,7 +3,9 @@
 import abc
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+_LISTED = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +114,12 @@ class Source(abc.ABC):
         if not text or text.isspace():
             return SourceError(self.name, number, "is empty, or only whitespace")
         return Row(number, text)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message: quoted, since one may hold what can't be printed, and not too many."""
+    text = ", ".join(map(repr, names)) or "none"
+    return text if len(text) <= _LISTED else text[:_LISTED] + "…"
 
 
 def _message(error: Exception) -> str:

@@ -3,14 +3,14 @@
 import contextlib
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet
 from etils import epath
 
-from carope_jax.data._source import Row, Source, SourceError
+from carope_jax.data._source import Row, Source, SourceError, listed
 
 _PARQUET, _JSON_LINES, _TEXT = ".parquet", ".jsonl", ".txt"
 _COMPRESSIONS = {"": None, ".gz": "gzip", ".zst": "zstd"}
@@ -29,8 +29,6 @@ SUFFIXES = tuple(_FORMATS)
 _CHUNK = 1 << 20
 # Rows decoded at once: enough to be quick, few enough that rows of 1 MB fit.
 _BATCH_ROWS = 64
-# Characters of a list of names in a message: a mangled file may have a long one.
-_LISTED = 200
 
 
 class FileSource(Source):
@@ -116,7 +114,7 @@ class FileSource(Source):
             raise SourceError(
                 self.name,
                 None,
-                f"has {count} column {text_column!r}; its columns are {_listed(schema.names)}",
+                f"has {count} column {text_column!r}; its columns are {listed(schema.names)}",
             )
         kind = schema.field(found[0]).type
         text_kind = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -141,7 +139,7 @@ class FileSource(Source):
             if not isinstance(record, dict):
                 reason = f"is not a JSON object, but {_JSON_NAMES[type(record)]}"
             elif key not in record:
-                reason = f"has no key {key!r}; its keys are {_listed(record)}"
+                reason = f"has no key {key!r}; its keys are {listed(record)}"
             elif not isinstance(record[key], str):
                 reason = f"has under {key!r} no string, but {_JSON_NAMES[type(record[key])]}"
             else:
@@ -175,12 +173,6 @@ def can_read(name: str) -> bool:
 
 def _ending(name: str) -> str | None:
     return next((ending for ending in SUFFIXES if name.lower().endswith(ending)), None)
-
-
-def _listed(names: Iterable[str]) -> str:
-    # Quoted: a name may hold what can't be printed.
-    listed = ", ".join(map(repr, names)) or "none"
-    return listed if len(listed) <= _LISTED else listed[:_LISTED] + "…"
 
 
 @contextlib.contextmanager

@@ -3,13 +3,13 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from etils import epath
 from google.protobuf import message
 
-from carope_jax.data._source import Row, Source, SourceError
+from carope_jax.data._source import Row, Source, SourceError, listed
 
 PREFIX = "tfds:"
 
@@ -97,10 +97,12 @@ class TfdsSource(Source):
         import tensorflow_datasets as tfds
 
         features = self._builder().info.features
-        if not isinstance(features, Mapping) or text_column not in features:
-            names = ", ".join(features) if isinstance(features, Mapping) else repr(features)
+        names = sorted(features) if isinstance(features, tfds.features.FeaturesDict) else []
+        if text_column not in names:
             raise SourceError(
-                self.name, None, f"has no feature {text_column!r}; its features are {names}"
+                self.name,
+                None,
+                f"has no feature {text_column!r}; its features are {listed(names)}",
             )
         feature = features[text_column]
         if not isinstance(feature, tfds.features.Text):
@@ -116,15 +118,16 @@ def _find(spec: str, name: str, config: str | None, version: str | None) -> epat
     root = epath.Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     folder = root / name / config if config else root / name
     found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    found = sorted(one for one in found if not one.startswith("."))
     versions = [one for one in found if _VERSION.fullmatch(one) and _is_prepared(folder / one)]
     if version in versions:
         return folder / version
     if version is None and versions:
         return folder / max(versions, key=lambda one: [int(part) for part in one.split(".")])
     if versions:
-        there = f"which has the version {', '.join(sorted(versions))}"
+        there = f"which has the versions {', '.join(versions)}"
     elif found:
-        there = f"which has {', '.join(sorted(found))}: name one of them as its configuration"
+        there = f"which has {', '.join(found)}: name one of them as its configuration"
     else:
         there = "which does not exist; nothing is downloaded here: prepare it with TFDS first"
     raise FileNotFoundError(f"source {spec!r} is not prepared in {str(folder)!r}, {there}")
