@@ -88,8 +88,7 @@ class FileSource(Source):
         )
         self._check_column(parquet.schema_arrow, text_column)
         number = 0
-        batches = parquet.iter_batches(_BATCH_ROWS, columns=[text_column], use_threads=False)
-        for batch in batches:
+        for batch in self._batches(parquet, text_column):
             column = batch.column(text_column)
             if pa.types.is_dictionary(column.type):
                 column = column.dictionary_decode()
@@ -105,6 +104,16 @@ class FileSource(Source):
                 self.name,
                 None,
                 f"has {number} rows, but its footer says {parquet.metadata.num_rows}",
+            )
+
+    def _batches(
+        self, parquet: pyarrow.parquet.ParquetFile, text_column: str
+    ) -> Iterator[pa.RecordBatch]:
+        # One group at a time: a batch over two would take the good rows of the first along with
+        # what is wrong in the second.
+        for group in range(parquet.num_row_groups):
+            yield from parquet.iter_batches(
+                _BATCH_ROWS, row_groups=[group], columns=[text_column], use_threads=False
             )
 
     def _check_column(self, schema: pa.Schema, text_column: str) -> None:

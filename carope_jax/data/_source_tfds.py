@@ -60,8 +60,8 @@ class TfdsSource(Source):
     def _read(self, text_column: str) -> Iterator[Row | SourceError]:
         parse = self._parser(text_column)
         for number, record in enumerate(self._records(), start=1):
-            if record is None:  # of a file cut short
-                raise SourceError(self.name, None, f"has no record {number}: its file is cut short")
+            if not record:  # what is read of a file cut short
+                raise SourceError(self.name, None, f"has an empty record {number}: it is cut short")
             try:
                 text = parse(record)
             except message.DecodeError as error:
@@ -78,7 +78,7 @@ class TfdsSource(Source):
         # It reads a folder and nothing else; by a name, TFDS would offer to download.
         return tfds.builder_from_directory(self._folder)
 
-    def _records(self) -> Sequence[bytes | None]:
+    def _records(self) -> Sequence[bytes]:
         import tensorflow_datasets as tfds
 
         try:

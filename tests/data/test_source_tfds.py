@@ -136,7 +136,7 @@ def copied(root, tmp_path, monkeypatch):
     return tmp_path / "tales" / "1.0.0"
 
 
-@pytest.mark.parametrize("keep", [0, 70_000, -1, None])
+@pytest.mark.parametrize("keep", [0, 65_536, 70_000, -1, None])
 def test_a_shard_cut_short_or_missing_is_a_file_error(copied, keep):
     (shard,) = copied.glob("*-train*")
     whole = shard.read_bytes()
@@ -158,13 +158,14 @@ def test_a_record_that_is_no_example_is_a_row_error(copied):
         {"text": tfds.features.Text(), "number": tfds.features.Scalar(np.int32)}
     )
     good = features.serialize_example(example)
-    for record in (good, b"\xff\xff", b"", *[good] * 6):
+    without = tfds.features.FeaturesDict({"number": tfds.features.Scalar(np.int32)})
+    for record in (good, b"\xff\xff", without.serialize_example({"number": 1}), *[good] * 6):
         writer.write(record)
     writer.close()
-    first, bad, empty, *others = rows("tfds:tales")
+    first, bad, other, *others = rows("tfds:tales")
     assert first == Row(1, "good")
     assert str(bad).startswith("tfds:tales, row 2: is not an example")
-    assert str(empty) == "tfds:tales, row 3: has no 'text'"
+    assert str(other) == "tfds:tales, row 3: has no 'text'"
     assert others == [Row(number, "good") for number in range(4, 10)]
 
 

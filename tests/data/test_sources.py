@@ -258,6 +258,36 @@ def whole_files(tmp_path_factory):
     return {kind: path.read_bytes() for kind, path in files.items()}
 
 
+def test_a_wrong_bit_in_the_footer_of_a_parquet_is_an_error_or_harmless(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_texts(path, TEXTS, row_group_size=30, write_page_checksum=True, store_schema=False)
+    content = path.read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    good = [Row(number, text) for number, text in enumerate(TEXTS, start=1)]
+    found = set()
+    for at in range(footer, len(content)):
+        for bit in (1, 6):
+            path.write_bytes(
+                content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :],
+            )
+            rows = read(path)
+            if rows != good:
+                assert isinstance(rows[-1], SourceError), (at, bit)
+                found.add(rows[-1].reason)
+    assert any("rows, but its footer says" in reason for reason in found)
+
+
+def test_a_wrong_bit_in_a_page_with_a_checksum_is_an_error(tmp_path):
+    path = tmp_path / "a.parquet"
+    texts = [f"page {i} and some more text" for i in range(50)]
+    write_texts(path, texts, compression="none", use_dictionary=False, write_page_checksum=True)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"page 40 and", b"page 41 and"))
+    *rows, error = read(path)
+    assert [row.text for row in rows] == texts[:25]
+    assert error.reason.startswith("after row 25: can't be read: could not verify page integrity")
+
+
 @settings(max_examples=250, deadline=None)
 @given(data=st.data())
 def test_a_mangled_file_gives_rows_and_errors_and_nothing_else(tmp_path_factory, whole_files, data):
