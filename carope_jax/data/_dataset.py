@@ -35,8 +35,9 @@ class DataConfig:
     validation_fraction: float | None = None
     """Fraction of the documents held out, chosen by a hash of their text. Not beside names."""
     tokenizer: str = "train:2048"
-    """'train:N' (SentencePiece of N tokens trained on the training documents), or the path of a
-    SentencePiece .model or of a Hugging Face tokenizer.json."""
+    """'train:N' (SentencePiece of N tokens trained on the training documents), 'gpt2', or the path
+    of a SentencePiece .model, of a Hugging Face tokenizer.json, or (with a '/') of a folder with
+    vocab.bpe and encoder.json."""
     length: int = 128
     """Tokens a training window."""
     batch_size: int = 32

