@@ -45,7 +45,8 @@ class FileSource(Source):
         ValueError: the name has another ending.
     """
 
-    _file_errors = (OSError, pa.ArrowException)
+    # UnicodeError: names of columns are decoded as a schema is read.
+    _file_errors = (OSError, pa.ArrowException, UnicodeError)
 
     def __init__(self, path: epath.PathLike) -> None:
         self._path = epath.Path(path)

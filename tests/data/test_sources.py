@@ -260,13 +260,13 @@ def whole_files(tmp_path_factory):
 
 def test_a_wrong_bit_in_the_footer_of_a_parquet_is_an_error_or_harmless(tmp_path):
     path = tmp_path / "a.parquet"
-    write_texts(path, TEXTS, row_group_size=30, write_page_checksum=True, store_schema=False)
+    write_texts(path, TEXTS[:4], row_group_size=4, write_page_checksum=True)
     content = path.read_bytes()
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-    good = [Row(number, text) for number, text in enumerate(TEXTS, start=1)]
+    good = [Row(number, text) for number, text in enumerate(TEXTS[:4], start=1)]
     found = set()
     for at in range(footer, len(content)):
-        for bit in (1, 6):
+        for bit in (1, 7):
             path.write_bytes(
                 content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :],
             )
