@@ -3,9 +3,10 @@
 import abc
 import hashlib
 import io
+import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import sentencepiece
@@ -24,6 +25,16 @@ END_OF_TEXT = "<|endoftext|>"
 # SentencePiece writes a space as this character, so the character itself can't pass through it.
 _SPACE_PIECE = "▁"
 _META_FILE = "tokenizer_meta.json"
+# Characters in whose UTF-8 each byte that UTF-8 has stands somewhere.
+_EVERY_BYTE = [
+    *map(chr, range(0xC0)),
+    *(bytes([lead, 0xB0]).decode() for lead in range(0xC3, 0xE0)),
+    *("\u0800", "\U00100000"),
+    *(bytes([lead, 0x80, 0x80]).decode() for lead in range(0xE1, 0xF0)),
+    *(bytes([lead, 0x90, 0x80, 0x80]).decode() for lead in range(0xF0, 0xF4)),
+]
+_LONGEST_PART = 1 << 18
+_BETWEEN_WORDS = re.compile(r"(?<=\S) (?=\S)")
 _TRAIN_SPEC = re.compile(r"train:([1-9][0-9]*)")
 
 
@@ -38,6 +49,9 @@ class Tokenizer(abc.ABC):
 
     _kind: str
     _model_file: str
+    # What becomes of a long text's space where it is cut: the second part's first character, or
+    # dropped, since encoding puts one before each text. None: no cut leaves the ids alone.
+    _keeps_space: bool | None = True
 
     def __init__(self, model: bytes, vocab_size: int, eot_id: int) -> None:
         self._model = model
@@ -46,11 +60,25 @@ class Tokenizer(abc.ABC):
         self.eot_id = eot_id
 
     @abc.abstractmethod
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """Ids of each text, int32, without special tokens."""
+    def _encode_batch(self, texts: list[str]) -> list[Ids]: ...
 
     @abc.abstractmethod
     def _decode(self, ids: list[int]) -> str: ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of each text, int32, without special tokens.
+
+        A text of more than 262,144 characters is encoded in parts, as encoding takes hundreds of
+        bytes a token: cut at a single space between words, which changes no id where tokens
+        begin with their space (GPT-2's, and what is trained here), or anywhere if there is none.
+        (A SentencePiece model that drops spaces at a text's start gets it whole.)
+        """
+        parts = [list(_parts(text, self._keeps_space)) for text in texts]
+        ids = iter(self._encode_batch([part for text in parts for part in text]))
+        return [
+            np.concatenate([np.empty(0, np.int32), *itertools.islice(ids, len(text))])
+            for text in parts
+        ]
 
     def encode(self, text: str) -> Ids:
         """Ids of a text, int32, without special tokens."""
@@ -94,10 +122,14 @@ class _SentencePieceTokenizer(Tokenizer):
             )
         super().__init__(model, processor.vocab_size(), processor.eos_id())
         self._processor = processor
+        if processor.decode(processor.encode("a") * 2) == "a a":
+            self._keeps_space = False
+        elif processor.encode(" a") == processor.encode("a"):
+            self._keeps_space = None
         space_ids = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_PIECE.encode()]
         self._space_piece_ids = space_ids if all(map(processor.is_byte, space_ids)) else None
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+    def _encode_batch(self, texts: list[str]) -> list[Ids]:
         return [np.asarray(self._encode_one(text), np.int32) for text in texts]
 
     def _encode_one(self, text: str) -> list[int]:
@@ -133,9 +165,16 @@ class _BytePairTokenizer(Tokenizer):
         processor.encode_special_tokens = True
         super().__init__(model, processor.get_vocab_size(), eot_id)
         self._processor = processor
+        # A character without a token would be left out without a word.
+        for character in _EVERY_BYTE:
+            if self.decode(self.encode(character)) != character:
+                raise ValueError(
+                    f"tokenizer {origin!r} does not give {character!r} back: it changes text, or "
+                    "has no token for one of its bytes"
+                )
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        encodings = self._processor.encode_batch(list(texts), add_special_tokens=False)
+    def _encode_batch(self, texts: list[str]) -> list[Ids]:
+        encodings = self._processor.encode_batch_fast(texts, add_special_tokens=False)
         return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
 
     def _decode(self, ids: list[int]) -> str:
@@ -220,6 +259,27 @@ def load_tokenizer(folder: epath.PathLike) -> Tokenizer:
             f"tokenizer {str(model_path)!r} has the hash {found}, but {meta.get('hash')} was saved"
         )
     return kind(model, str(model_path))
+
+
+def _parts(text: str, keeps_space: bool | None) -> Iterator[str]:
+    """The text in parts of about `_LONGEST_PART` characters, each to be encoded on its own."""
+    start = 0
+    while len(text) - start > _LONGEST_PART and keeps_space is not None:
+        end = start + _LONGEST_PART
+        # Words are short: a space is found near the part's end, or not at all.
+        spaces = [
+            space.start()
+            for space in _BETWEEN_WORDS.finditer(text, max(start + 1, end - 1000), end)
+        ]
+        if spaces:
+            yield text[start : spaces[-1]]
+            start = spaces[-1] if keeps_space else spaces[-1] + 1
+        elif keeps_space:
+            yield text[start:end]
+            start = end
+        else:
+            break  # a cut elsewhere would show as a space
+    yield text[start:]
 
 
 def _train(vocab_size: int, texts: Iterable[str], spec: str) -> bytes:

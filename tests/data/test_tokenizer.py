@@ -1,12 +1,15 @@
+import io
 import json
+import re
 
 import numpy as np
 import pytest
+import sentencepiece
 import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from carope_jax.data import load_corpus, load_tokenizer, make_tokenizer
+from carope_jax.data import _tokenizer, load_corpus, load_tokenizer, make_tokenizer
 
 TEXTS = [document.text for document in load_corpus("synthetic")[:6]]
 
@@ -63,6 +66,50 @@ def test_a_batch_is_the_texts_one_by_one(tokenizer):
     for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
         assert ids.dtype == np.int32
         np.testing.assert_array_equal(ids, tokenizer.encode(text))
+
+
+def _sentencepiece_file(path, **options):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS[0].split("\n")),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=400,
+        byte_fallback=True,
+        minloglevel=2,
+        **options,
+    )
+    path.write_bytes(model.getvalue())
+    return str(path)
+
+
+@settings(max_examples=100)
+@given(
+    words=st.lists(st.sampled_from(["tale", "once", "é,", "1900"]), min_size=4)
+    | st.lists(st.sampled_from(["tale", " ", "\n", "  once", "a" * 30, "é"]))
+)
+def test_a_long_text_in_parts_is_the_text_whole(tokenizer, words):
+    text = " ".join(words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_tokenizer, "_LONGEST_PART", 20)
+        in_parts = tokenizer.encode(text)
+    assert tokenizer.decode(in_parts) == text
+    if re.fullmatch(r"(\S{1,9} )*\S{0,9}", text):
+        np.testing.assert_array_equal(in_parts, tokenizer.encode(text))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"add_dummy_prefix": False}, {"remove_extra_whitespaces": False}],
+    ids=["puts a space before", "drops spaces at a start", "keeps spaces"],
+)
+def test_a_long_text_in_parts_has_no_space_more_or_less(tmp_path, monkeypatch, options):
+    tokenizer = make_tokenizer(_sentencepiece_file(tmp_path / "a.model", **options), [])
+    texts = [" ".join(TEXTS[0].split()[:60]), "x" * 50, "once upon " + "x" * 50 + " a time"]
+    whole = tokenizer.encode_batch(texts)
+    monkeypatch.setattr(_tokenizer, "_LONGEST_PART", 20)
+    for ids, expected in zip(tokenizer.encode_batch(texts), whole, strict=True):
+        assert tokenizer.decode(ids) == tokenizer.decode(expected)
 
 
 def test_decode_skips_eot_and_refuses_other_numbers(tokenizer):
@@ -178,6 +225,20 @@ def test_files_that_are_missing_or_something_else(tmp_path, suffix):
     path.write_bytes(b"{}nonsense")
     with pytest.raises(ValueError, match=rf"tokenizer\.{suffix}' is not a "):
         make_tokenizer(str(path), [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": {"type": "Lowercase"}},
+        {"model": {"type": "BPE", "vocab": {"<|endoftext|>": 0, "a": 1}, "merges": []}},
+    ],
+    ids=["changes text", "lacks bytes"],
+)
+def test_a_file_that_loses_text_is_refused(tmp_path, changes):
+    spec = byte_pair_file(tmp_path / "tokenizer.json", **changes)
+    with pytest.raises(ValueError, match=r"tokenizer\.json' does not give '.*' back"):
+        make_tokenizer(spec, [])
 
 
 def test_a_file_without_end_of_text_is_refused(tmp_path):
