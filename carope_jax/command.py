@@ -5,18 +5,14 @@ by a signal with everything saved (run the same command again).
 """
 
 import argparse
-import contextlib
-import json
 import re
 import runpy
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import dacite
-from rich.console import Console
-
+from carope_jax import _cli
+from carope_jax._cli import BAD_INPUT, InputError, input_errors, write_json
 from carope_jax.training import (
     CheckpointCorrupt,
     CheckpointMismatch,
@@ -24,42 +20,38 @@ from carope_jax.training import (
     Interrupted,
     RunFolder,
     unknown_field,
-    write_whole,
 )
 
-BAD_INPUT, NOT_FINITE, STOPPED = 2, 3, 75
+__all__ = [
+    "BAD_INPUT",
+    "NOT_FINITE",
+    "STOPPED",
+    "InputError",
+    "base_experiment",
+    "input_errors",
+    "load_config",
+    "parse_range",
+    "run",
+    "write_json",
+]
 
+NOT_FINITE, STOPPED = 3, 75
 
-class InputError(Exception):
-    """Something the user gave is wrong; the message is all there is to say."""
-
-
-@contextlib.contextmanager
-def input_errors() -> Iterator[None]:
-    """Marks what is raised about the user's input as such. Not for code that computes."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ImportError, dacite.DaciteError) as error:
-        raise InputError(str(error)) from error
+_ENDINGS = {
+    CheckpointMismatch: _cli.Ending(BAD_INPUT),
+    CheckpointCorrupt: _cli.Ending(BAD_INPUT),
+    FloatingPointError: _cli.Ending(NOT_FINITE),
+    Interrupted: _cli.Ending(
+        STOPPED, "stopped by {error}: everything is saved, run the same command to go on"
+    ),
+}
 
 
 def run(
     command: Callable[[Sequence[str]], None], arguments: Sequence[str] | None = None
 ) -> NoReturn:
     """Runs a command to its exit code."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-    try:
-        command(sys.argv[1:] if arguments is None else arguments)
-    except (InputError, CheckpointMismatch, CheckpointCorrupt) as error:
-        console.print(f"error: {error}")
-        sys.exit(BAD_INPUT)
-    except FloatingPointError as error:
-        console.print(f"error: {error}")
-        sys.exit(NOT_FINITE)
-    except Interrupted as error:
-        console.print(f"stopped by {error}: everything is saved, run the same command to go on")
-        sys.exit(STOPPED)
-    sys.exit(0)
+    _cli.run(command, arguments, _ENDINGS)
 
 
 def base_experiment(arguments: Sequence[str]) -> Experiment:
@@ -111,13 +103,6 @@ def _with_nearest(message: str) -> str:
     """A TypeError's message about a keyword, with the nearest field there is."""
     found = re.search(r"unexpected keyword argument '(\w+)'", message)
     return unknown_field(found[1]) if found else message
-
-
-def write_json(path: Path | None, value: Any) -> None:
-    """Writes JSON (the output of `--json FILE`), whole or not at all."""
-    if path is None:
-        return
-    write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
 def parse_range(text: str) -> tuple[int, int]:

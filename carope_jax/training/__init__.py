@@ -3,7 +3,6 @@
 from carope_jax.training._checkpoint import CheckpointConfig, Checkpoints, Restored
 from carope_jax.training._config import RESUMABLE, Experiment, TrainingConfig
 from carope_jax.training._evaluate import evaluate_runs, evaluated_model
-from carope_jax.training._files import write_whole
 from carope_jax.training._flops import flops_per_token, peak_flops
 from carope_jax.training._interrupt import Interrupted, InterruptFlag
 from carope_jax.training._loop import Inputs, NonFiniteLoss, read_inputs, resolve, train
@@ -82,5 +81,4 @@ __all__ = [
     "to_json",
     "train",
     "unknown_field",
-    "write_whole",
 ]

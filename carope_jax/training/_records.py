@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
-from carope_jax.training._files import write_whole
+from carope_jax._cli import write_whole
 
 Row = dict[str, int | float | list[float] | None]
 """One row of metrics.jsonl: `step` (updates done) and numbers by name; lists have one a layer."""

@@ -9,10 +9,10 @@ import dacite
 import jax
 from etils import epath
 
+from carope_jax._cli import write_whole
 from carope_jax.data import Tokenizer, load_tokenizer
 from carope_jax.training._checkpoint import Checkpoints
 from carope_jax.training._config import RESUMABLE, Experiment
-from carope_jax.training._files import write_whole
 from carope_jax.training._manifest import check_same
 from carope_jax.training._mesh import MeshConfig, make_mesh
 from carope_jax.training._optimizer import make_optimizer
