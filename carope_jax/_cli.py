@@ -11,7 +11,9 @@ import dacite
 from etils import epath
 from rich.console import Console
 
-BAD_INPUT = 2
+from carope_jax._interrupt import Interrupted
+
+BAD_INPUT, STOPPED = 2, 75
 
 
 class InputError(Exception):
@@ -30,6 +32,14 @@ class Ending(NamedTuple):
     message: str = "error: {error}"
 
 
+_ENDINGS = {
+    InputError: Ending(BAD_INPUT),
+    Interrupted: Ending(
+        STOPPED, "stopped by {error}: everything is saved, run the same command to go on"
+    ),
+}
+
+
 @contextlib.contextmanager
 def input_errors() -> Iterator[None]:
     """Marks what is raised about the user's input as such. Not for code that computes."""
@@ -44,14 +54,15 @@ def run(
     arguments: Sequence[str] | None = None,
     endings: Mapping[type[Exception], Ending] | None = None,
 ) -> NoReturn:
-    """Runs a command to its exit code: 0 done, 2 bad input (one message, no traceback).
+    """Runs a command to its exit code: 0 done, 2 bad input (one message, no traceback), 75 stopped
+    by a signal.
 
     Args:
         command: takes the arguments.
         arguments: the process's own by default.
-        endings: exceptions besides `InputError` that end the command without a traceback.
+        endings: exceptions besides these two that end the command without a traceback.
     """
-    endings = {InputError: Ending(BAD_INPUT), **(endings or {})}
+    endings = {**_ENDINGS, **(endings or {})}
     try:
         command(sys.argv[1:] if arguments is None else arguments)
     except tuple(endings) as error:

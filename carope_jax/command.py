@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from carope_jax import _cli
-from carope_jax._cli import BAD_INPUT, InputError, input_errors, write_json
+from carope_jax._cli import BAD_INPUT, STOPPED, InputError, input_errors, write_json
 from carope_jax.training import (
     CheckpointCorrupt,
     CheckpointMismatch,
     Experiment,
-    Interrupted,
     RunFolder,
     unknown_field,
 )
@@ -35,15 +34,12 @@ __all__ = [
     "write_json",
 ]
 
-NOT_FINITE, STOPPED = 3, 75
+NOT_FINITE = 3
 
 _ENDINGS = {
     CheckpointMismatch: _cli.Ending(BAD_INPUT),
     CheckpointCorrupt: _cli.Ending(BAD_INPUT),
     FloatingPointError: _cli.Ending(NOT_FINITE),
-    Interrupted: _cli.Ending(
-        STOPPED, "stopped by {error}: everything is saved, run the same command to go on"
-    ),
 }
 
 

@@ -1,10 +1,10 @@
 """Training: the update, the optimizer, checkpoints, and the loop that ties them together."""
 
+from carope_jax._interrupt import Interrupted, InterruptFlag
 from carope_jax.training._checkpoint import CheckpointConfig, Checkpoints, Restored
 from carope_jax.training._config import RESUMABLE, Experiment, TrainingConfig
 from carope_jax.training._evaluate import evaluate_runs, evaluated_model
 from carope_jax.training._flops import flops_per_token, peak_flops
-from carope_jax.training._interrupt import Interrupted, InterruptFlag
 from carope_jax.training._loop import Inputs, NonFiniteLoss, read_inputs, resolve, train
 from carope_jax.training._manifest import CheckpointCorrupt, CheckpointMismatch, check_same
 from carope_jax.training._mesh import MeshConfig, make_mesh

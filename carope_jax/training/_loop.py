@@ -12,13 +12,13 @@ import numpy as np
 from etils import epath
 from rich.console import Console
 
+from carope_jax._interrupt import Interrupted, InterruptFlag
 from carope_jax.data import StreamWindows, TextDataset, load_dataset, train_batches
 from carope_jax.evaluation import EvaluationConfig, evaluate
 from carope_jax.training._checkpoint import Checkpoints
 from carope_jax.training._config import Experiment
 from carope_jax.training._evaluate import beginnings, evaluated_model
 from carope_jax.training._flops import flops_per_token, peak_flops
-from carope_jax.training._interrupt import Interrupted, InterruptFlag
 from carope_jax.training._manifest import check_same
 from carope_jax.training._plan import Plan, lay_out, make_plan, print_facts
 from carope_jax.training._records import VALIDATION, ProgressLine, Records, Row, to_row
