@@ -40,20 +40,22 @@ def test_importing_pulls_in_jax_and_flax_only():
 
 
 def test_imports_point_one_way():
-    """positions <- layers <- models <- evaluation, training; data stands beside, _cli below."""
+    """positions <- layers <- models <- evaluation, training; data stands beside; _… below."""
     allowed = {
         "positions": set(),
         "layers": {"positions"},
         "models": {"positions", "layers"},
-        "data": {"_cli"},
+        "data": {"_cli", "_interrupt"},
         "evaluation": set(),
-        "training": {"positions", "layers", "models", "data", "evaluation", "_cli"},
+        "training": {"positions", "layers", "models", "data", "evaluation", "_cli", "_interrupt"},
     }
     for package, others in allowed.items():
         for path in (ROOT / "carope_jax" / package).glob("*.py"):
             found = set(re.findall(r"from carope_jax\.(\w+)", path.read_text()))
             assert found <= others | {package}, path
-    assert "from carope_jax" not in (ROOT / "carope_jax" / "_cli.py").read_text()
+    for below in ("_cli", "_interrupt"):
+        found = re.findall(r"from carope_jax\.(\w+)", (ROOT / f"carope_jax/{below}.py").read_text())
+        assert set(found) <= {"_interrupt"}, below
 
 
 @pytest.mark.parametrize("name", ["quickstart", "smoke", "gpt2_tiny", "gpt2_small"])

@@ -34,6 +34,10 @@ class DatasetIndex:
     """SHA-256 (hex) over the source files."""
     text_column: str
     """The column, or JSON key, of the sources that held the text."""
+    validation: str
+    """How documents were chosen for the split `"validation"`."""
+    skipped: int
+    """Rows and files that could not be read and were left out."""
     splits: dict[str, tuple[ShardInfo, ...]]
     """`"train"`, `"validation"`: their shards."""
 

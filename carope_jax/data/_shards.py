@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -39,8 +40,8 @@ class ShardInfo:
 
     name: str
     """Name of the file in its folder, `train-00000-of-00012.array_record`."""
-    source: str
-    """The source file its documents come from."""
+    sources: tuple[str, ...]
+    """The source files its documents come from, in the order of the documents."""
     documents: int
     """Documents, each at least one token long."""
     tokens: int
@@ -78,19 +79,21 @@ class ShardWriter:
     Args:
         path: the shard, its name ending in `.array_record`, in a folder that exists.
         vocab_size: ids are in `[0, vocab_size)`.
-        source: the source file, noted in the `ShardInfo`.
+        sources: the source files, noted in the `ShardInfo`.
 
     Raises:
         ValueError: the name has another ending, or no type can hold the ids.
     """
 
-    def __init__(self, path: epath.PathLike, vocab_size: int, *, source: str = "") -> None:
+    def __init__(
+        self, path: epath.PathLike, vocab_size: int, *, sources: Sequence[str] = ()
+    ) -> None:
         self._path = epath.Path(path)
         if not self._path.name.endswith(SUFFIX):
             raise ValueError(f"path {str(path)!r} of a shard must end in {SUFFIX!r}")
         self._dtype = token_dtype(vocab_size)
         self._vocab_size = vocab_size
-        self._source = source
+        self._sources = tuple(sources)
         self._lengths = array.array("i")
         self._tokens_hash = hashlib.sha256()
         self._cleanup = contextlib.ExitStack()
@@ -178,7 +181,7 @@ class ShardWriter:
             raise self._write_error(error) from None
         info = ShardInfo(
             name=self._path.name,
-            source=self._source,
+            sources=self._sources,
             documents=len(lengths),
             tokens=int(lengths.sum(dtype=np.int64)),
             bytes=self._partial.stat().length,

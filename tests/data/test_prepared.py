@@ -39,7 +39,7 @@ def write_shards(folder, split, shards):
     infos = []
     for number, documents in enumerate(shards):
         path = folder / f"{split}-{number:05d}-of-{len(shards):05d}.array_record"
-        with ShardWriter(path, 300, source=f"{number}.txt") as writer:
+        with ShardWriter(path, 300, sources=[f"{number}.txt"]) as writer:
             for ids in documents:
                 writer.add(ids)
             infos.append(writer.finish())
@@ -53,6 +53,8 @@ def make_index(**changes):
         "eot_id": EOT,
         "source_fingerprint": "cd" * 32,
         "text_column": "text",
+        "validation": "val_docs=1",
+        "skipped": 0,
         "splits": {},
     }
     return DatasetIndex(**(fields | changes))
@@ -252,7 +254,7 @@ def test_a_whole_dataset_opens_and_verifies(dataset_folder, documents, tokenizer
     index = json.loads((dataset_folder / "dataset.json").read_text())
     assert index["totals"]["train"]["documents"] == 9
     assert index["totals"]["train"]["tokens"] == sum(map(len, documents))
-    assert [shard["source"] for shard in index["splits"]["train"]][2] == "2.txt"
+    assert [shard["sources"] for shard in index["splits"]["train"]][2] == ["2.txt"]
     assert not list(dataset_folder.glob("*.partial"))
 
 

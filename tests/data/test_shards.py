@@ -46,12 +46,12 @@ def test_documents_are_little_endian_records(tmp_path_factory, vocab_size, lengt
     folder = tmp_path_factory.mktemp("shards")
     rng = np.random.default_rng(seed)
     documents = [rng.integers(0, vocab_size, length) for length in lengths]
-    info = write(folder / "a.array_record", documents, vocab_size, source="a.parquet")
+    info = write(folder / "a.array_record", documents, vocab_size, sources=["a.parquet"])
     width = 2 if vocab_size <= 65_536 else 4
     assert records(folder / "a.array_record") == [
         b"".join(int(i).to_bytes(width, "little") for i in ids) for ids in documents
     ]
-    assert (info.name, info.source) == ("a.array_record", "a.parquet")
+    assert (info.name, info.sources) == ("a.array_record", ("a.parquet",))
     assert (info.documents, info.tokens) == (len(lengths), sum(lengths))
     assert info.bytes == os.path.getsize(folder / "a.array_record")
     stored = np.load(folder / "a.lengths.npy")
@@ -181,7 +181,7 @@ def test_bad_paths_and_vocabularies(tmp_path):
     ],
 )
 def test_infos_that_can_not_be(changes, message):
-    fields = {"name": "a.array_record", "source": "", "documents": 0, "tokens": 0, "bytes": 0}
+    fields = {"name": "a.array_record", "sources": (), "documents": 0, "tokens": 0, "bytes": 0}
     with pytest.raises(ValueError, match=message):
         ShardInfo(**(fields | {"tokens_sha256": "", "lengths_sha256": ""} | changes))
 
