@@ -4,7 +4,6 @@ The sources are read twice: through, which finds what is wrong with them before 
 decides what is held out, and to be encoded. Nothing depends on the number of processes.
 """
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ from carope_jax.data._preparing import (
     scan_source,
     write_shards,
 )
-from carope_jax.data._processes import run_tasks
+from carope_jax.data._processes import Workers
 from carope_jax.data._selection import held_out_up_to, sample_up_to
 from carope_jax.data._shard_tasks import PROGRESS, ShardNotes, digest, shard_tasks
 from carope_jax.data._shards import SUFFIX, lengths_path
@@ -83,13 +82,26 @@ def prepare(config: PreparationConfig, observer: Observer) -> Prepared:
     folder = epath.Path(config.output).expanduser()
     _check_output(folder)
     sources = find_sources(config.input)
-    scans = _scan(sources, config, observer)
+    with Workers(config.workers, observer.calls) as workers:
+        return _prepare(folder, sources, config, observer, workers)
+
+
+def _prepare(
+    folder: epath.Path,
+    sources: Sequence[Source],
+    config: PreparationConfig,
+    observer: Observer,
+    workers: Workers,
+) -> Prepared:
+    observer.stage("reading", None)
+    scanned = dict(workers.run(scan_source, [(source, config.text_column) for source in sources]))
+    scans = [scanned[number] for number in range(len(sources))]
     errors = [error for scan in scans for error in scan.errors]
     if errors and config.on_error == "stop":
         raise ValueError(_listing(errors, sum(s.bad_rows + s.is_broken for s in scans)))
     hashes = np.unique(np.concatenate([scan.hashes for scan in scans]))
     held_out = held_out_up_to(hashes, config)
-    tokenizer = _make_tokenizer(sources, scans, held_out, config, observer)
+    tokenizer = _make_tokenizer(sources, scans, held_out, config, observer, workers)
     index = DatasetIndex(
         tokenizer_hash=tokenizer.hash,
         vocab_size=tokenizer.vocab_size,
@@ -102,10 +114,11 @@ def prepare(config: PreparationConfig, observer: Observer) -> Prepared:
     )
     if (folder / INDEX_FILE).exists():
         return Prepared(_check_same(index, read_index(folder), folder), 0, ())
-    folder.mkdir(parents=True, exist_ok=True)
+    # The first thing there: by it, what was begun is known.
+    (folder / PROGRESS).mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
     tasks = shard_tasks(folder, sources, scans, held_out, tokenizer.hash, config)
-    results, tokens = _write(tasks, config, observer)
+    results, tokens = _write(tasks, observer, workers)
     late = [error for result in results for error in result.errors]
     splits = {
         split: tuple(one.shards[split] for one in results if split in one.shards)
@@ -140,19 +153,13 @@ def _check_output(folder: epath.Path) -> None:
         )
 
 
-def _scan(sources: Sequence[Source], config: PreparationConfig, observer: Observer) -> list[Scan]:
-    observer.stage("reading", None)
-    tasks = [(source, config.text_column) for source in sources]
-    done = dict(run_tasks(scan_source, tasks, config.workers, observer.calls))
-    return [done[number] for number in range(len(tasks))]
-
-
 def _make_tokenizer(
     sources: Sequence[Source],
     scans: Sequence[Scan],
     held_out: int,
     config: PreparationConfig,
     observer: Observer,
+    workers: Workers,
 ) -> Tokenizer:
     if not config.tokenizer.startswith("train:"):
         return make_tokenizer(config.tokenizer, ())
@@ -164,13 +171,13 @@ def _make_tokenizer(
     )
     observer.stage("sampling", None)
     tasks = [SampleTask(source, config.text_column, held_out, up_to) for source in readable]
-    done = dict(run_tasks(sample_texts, tasks, config.workers, observer.calls))
+    done = dict(workers.run(sample_texts, tasks))
     observer.note(f"training the tokenizer on {size / 1e6:,.1f} MB of text")
     return make_tokenizer(config.tokenizer, (text for i in range(len(tasks)) for text in done[i]))
 
 
 def _write(
-    tasks: Sequence[ShardTask], config: PreparationConfig, observer: Observer
+    tasks: Sequence[ShardTask], observer: Observer, workers: Workers
 ) -> tuple[list[Written], int]:
     """What is written by each task, now or before, and the tokens that were encoded now."""
     notes = ShardNotes(tasks[0].folder)
@@ -181,13 +188,10 @@ def _write(
         observer.note(f"{len(results)} of {len(tasks)} shards are there already")
     observer.stage("encoding", sum(tasks[number].size for number in todo))
     tokens = 0
-    with contextlib.closing(
-        run_tasks(write_shards, [tasks[n] for n in todo], config.workers, observer.calls)
-    ) as done:
-        for i, result in done:
-            results[todo[i]] = result
-            notes.add(tasks[todo[i]], result)
-            tokens += sum(info.tokens for info in result.shards.values())
+    for i, result in workers.run(write_shards, [tasks[number] for number in todo]):
+        results[todo[i]] = result
+        notes.add(tasks[todo[i]], result)
+        tokens += sum(info.tokens for info in result.shards.values())
     return [results[number] for number in range(len(tasks))], tokens
 
 

@@ -1,13 +1,14 @@
 """Tasks in processes of their own, or in this one: with progress, and stopped cleanly."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from carope_jax.data._preparing import Calls
 
@@ -22,58 +23,80 @@ class Stopped(Exception):  # noqa: N818 - named for what happened
     """The parent has ended, or wants to."""
 
 
-def run_tasks(
-    function: _Function[_Task, _Result],
-    tasks: Sequence[_Task],
-    workers: int,
-    calls: Calls,
-) -> Generator[tuple[int, _Result], None, None]:
-    """Gives (number of the task, result) as each is done; in the tasks' order with one worker.
+class Workers:
+    """Processes that do tasks, made when they are first needed and ended on leaving.
 
     Args:
-        function: of a module, as other processes must find it.
-        tasks: what can be pickled, like the results.
-        workers: processes; with 1 all is done in this one.
-        calls: what this process calls, also for the others.
-
-    Raises:
-        ChildProcessError: a process has died.
-        Exception: what the function or `calls.check` raises; the other tasks are stopped first.
+        count: how many; with 1, all is done in this process.
+        calls: what this process calls, for the tasks of the others too.
     """
-    if workers == 1 or len(tasks) < 2:
-        for number, task in enumerate(tasks):
-            yield number, function(task, calls)
-        return
-    # Not forked: jax, which this package stands beside, runs threads.
-    context = multiprocessing.get_context("spawn")
-    stop, reports = context.Event(), context.Queue()
-    thread = threading.Thread(target=_pass_on, args=(reports, calls.report), daemon=True)
-    thread.start()
-    pool = futures.ProcessPoolExecutor(
-        min(workers, len(tasks)),
-        mp_context=context,
-        initializer=_enter,
-        initargs=(stop, reports, os.getpid()),
-    )
-    try:
-        numbers = {pool.submit(_call, function, task): i for i, task in enumerate(tasks)}
-        waiting = set(numbers)
-        while waiting:
-            calls.check()
-            done, waiting = futures.wait(waiting, 0.2, futures.FIRST_COMPLETED)
-            for future in done:
-                yield numbers[future], future.result()
-    except BrokenProcessPool:
-        calls.check()  # the signal that ended this one may have ended all
-        raise ChildProcessError(
-            "a worker process has died, as one does that is out of memory: run the same command "
-            "again, maybe with fewer workers; what is finished is kept"
-        ) from None
-    finally:
-        stop.set()
-        pool.shutdown(cancel_futures=True)
-        reports.put(None)
-        thread.join()
+
+    def __init__(self, count: int, calls: Calls) -> None:
+        self._count = count
+        self._calls = calls
+        self._stack = contextlib.ExitStack()
+        self._pool: futures.ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(
+        self, function: _Function[_Task, _Result], tasks: Sequence[_Task]
+    ) -> Iterator[tuple[int, _Result]]:
+        """Gives (number of the task, result) as each is done.
+
+        Args:
+            function: of a module, as other processes must find it.
+            tasks: what can be pickled, like the results.
+
+        Raises:
+            ChildProcessError: a process has died.
+            Exception: what the function or `calls.check` raises. Leave the workers then.
+        """
+        if self._count == 1 or len(tasks) < 2:
+            for number, task in enumerate(tasks):
+                yield number, function(task, self._calls)
+            return
+        try:
+            pool = self._start()
+            numbers = {pool.submit(_call, function, task): i for i, task in enumerate(tasks)}
+            waiting = set(numbers)
+            while waiting:
+                self._calls.check()
+                done, waiting = futures.wait(waiting, 0.2, futures.FIRST_COMPLETED)
+                for future in done:
+                    yield numbers[future], future.result()
+        except BrokenProcessPool:
+            self._calls.check()  # the signal that ended one may have ended all
+            raise ChildProcessError(
+                "a worker process has died, as one does that is out of memory: run the same "
+                "command again, maybe with fewer workers; what is finished is kept"
+            ) from None
+
+    def _start(self) -> futures.ProcessPoolExecutor:
+        if self._pool is None:
+            # Not forked: jax, which this package stands beside, runs threads.
+            context = multiprocessing.get_context("spawn")
+            stop, reports = context.Event(), context.Queue()
+            thread = threading.Thread(
+                target=_pass_on, args=(reports, self._calls.report), daemon=True
+            )
+            thread.start()
+            self._pool = futures.ProcessPoolExecutor(
+                self._count,
+                mp_context=context,
+                initializer=_enter,
+                initargs=(stop, reports, os.getpid()),
+            )
+            # Last in, first out: tasks end, then their processes, then what heard of them.
+            self._stack.callback(thread.join)
+            self._stack.callback(reports.put, None)
+            self._stack.callback(self._pool.shutdown, cancel_futures=True)
+            self._stack.callback(stop.set)
+        return self._pool
 
 
 def _pass_on(reports: Any, report: Callable[[int, int], None]) -> None:

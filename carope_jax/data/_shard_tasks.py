@@ -19,7 +19,7 @@ PROGRESS = "progress"
 
 # Sources in a row share a shard up to this many stored bytes: ten thousand small files don't make
 # ten thousand shards.
-_SHARD_BYTES = 32 << 20
+_SHARD_BYTES = 8 << 20
 
 
 def shard_tasks(

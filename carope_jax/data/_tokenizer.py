@@ -74,15 +74,14 @@ class Tokenizer(abc.ABC):
         (A SentencePiece model that drops spaces at a text's start gets it whole.)
         """
         parts = [list(_parts(text, self._keeps_space)) for text in texts]
-        ids = iter(self._encode_batch([part for text in parts for part in text]))
+        ids: list[Ids] = []
+        for group in _groups([part for text in parts for part in text]):
+            ids += self._encode_batch(group)
+        in_order = iter(ids)
         return [
-            np.concatenate([np.empty(0, np.int32), *itertools.islice(ids, len(text))])
+            np.concatenate([np.empty(0, np.int32), *itertools.islice(in_order, len(text))])
             for text in parts
         ]
-
-    def encode(self, text: str) -> Ids:
-        """Ids of a text, int32, without special tokens."""
-        return self.encode_batch([text])[0]
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
         """Text of ids; `eot_id` gives no text.
@@ -280,6 +279,20 @@ def _parts(text: str, keeps_space: bool | None) -> Iterator[str]:
         else:
             break  # a cut elsewhere would show as a space
     yield text[start:]
+
+
+def _groups(parts: list[str]) -> Iterator[list[str]]:
+    """Parts in a row, together of a few times `_LONGEST_PART` characters: work for the cores."""
+    group: list[str] = []
+    characters = 0
+    for part in parts:
+        group.append(part)
+        characters += len(part)
+        if characters >= 8 * _LONGEST_PART:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
 
 
 def _train(vocab_size: int, texts: Iterable[str], spec: str) -> bytes:

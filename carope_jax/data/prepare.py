@@ -11,6 +11,7 @@ Exit codes: 0 done, 2 bad input, 75 stopped by a signal.
 """
 
 import dataclasses
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,8 @@ def main(argv: Sequence[str]) -> None:
     """Reads the arguments, prepares, says what was counted."""
     with input_errors():
         arguments = tyro.cli(Arguments, description=__doc__, args=argv)
+    if arguments.preparation.workers == 1:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one is one: else it uses every core
     console = Console(soft_wrap=True, highlight=False, markup=False)
     bar = _Bar(console)
     began = time.monotonic()
