@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import sentencepiece
@@ -15,6 +15,7 @@ from etils import epath
 from jaxtyping import Int32
 
 from carope_jax.data._gpt2 import GPT2, find_gpt2, read_byte_pairs
+from carope_jax.data._text_parts import grouped, parts_of
 
 Ids = Int32[np.ndarray, " T"]
 """Token ids of one text. T: tokens."""
@@ -33,8 +34,6 @@ _EVERY_BYTE = [
     *(bytes([lead, 0x80, 0x80]).decode() for lead in range(0xE1, 0xF0)),
     *(bytes([lead, 0x90, 0x80, 0x80]).decode() for lead in range(0xF0, 0xF4)),
 ]
-_LONGEST_PART = 1 << 18
-_BETWEEN_WORDS = re.compile(r"(?<=\S) (?=\S)")
 _TRAIN_SPEC = re.compile(r"train:([1-9][0-9]*)")
 
 
@@ -73,15 +72,19 @@ class Tokenizer(abc.ABC):
         begin with their space (GPT-2's, and what is trained here), or anywhere if there is none.
         (A SentencePiece model that drops spaces at a text's start gets it whole.)
         """
-        parts = [list(_parts(text, self._keeps_space)) for text in texts]
+        parts = [list(parts_of(text, self._keeps_space)) for text in texts]
         ids: list[Ids] = []
-        for group in _groups([part for text in parts for part in text]):
+        for group in grouped([part for text in parts for part in text]):
             ids += self._encode_batch(group)
         in_order = iter(ids)
         return [
             np.concatenate([np.empty(0, np.int32), *itertools.islice(in_order, len(text))])
             for text in parts
         ]
+
+    def encode(self, text: str) -> Ids:
+        """Ids of a text, int32, without special tokens."""
+        return self.encode_batch([text])[0]
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
         """Text of ids; `eot_id` gives no text.
@@ -258,41 +261,6 @@ def load_tokenizer(folder: epath.PathLike) -> Tokenizer:
             f"tokenizer {str(model_path)!r} has the hash {found}, but {meta.get('hash')} was saved"
         )
     return kind(model, str(model_path))
-
-
-def _parts(text: str, keeps_space: bool | None) -> Iterator[str]:
-    """The text in parts of about `_LONGEST_PART` characters, each to be encoded on its own."""
-    start = 0
-    while len(text) - start > _LONGEST_PART and keeps_space is not None:
-        end = start + _LONGEST_PART
-        # Words are short: a space is found near the part's end, or not at all.
-        spaces = [
-            space.start()
-            for space in _BETWEEN_WORDS.finditer(text, max(start + 1, end - 1000), end)
-        ]
-        if spaces:
-            yield text[start : spaces[-1]]
-            start = spaces[-1] if keeps_space else spaces[-1] + 1
-        elif keeps_space:
-            yield text[start:end]
-            start = end
-        else:
-            break  # a cut elsewhere would show as a space
-    yield text[start:]
-
-
-def _groups(parts: list[str]) -> Iterator[list[str]]:
-    """Parts in a row, together of a few times `_LONGEST_PART` characters: work for the cores."""
-    group: list[str] = []
-    characters = 0
-    for part in parts:
-        group.append(part)
-        characters += len(part)
-        if characters >= 8 * _LONGEST_PART:
-            yield group
-            group, characters = [], 0
-    if group:
-        yield group
 
 
 def _train(vocab_size: int, texts: Iterable[str], spec: str) -> bytes:

@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from carope_jax.data import _tokenizer, load_corpus, load_tokenizer, make_tokenizer
+from carope_jax.data import _text_parts, load_corpus, load_tokenizer, make_tokenizer
 
 TEXTS = [document.text for document in load_corpus("synthetic")[:6]]
 
@@ -91,7 +91,7 @@ def _sentencepiece_file(path, **options):
 def test_a_long_text_in_parts_is_the_text_whole(tokenizer, words):
     text = " ".join(words)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_tokenizer, "_LONGEST_PART", 20)
+        patch.setattr(_text_parts, "_LONGEST_PART", 20)
         in_parts = tokenizer.encode(text)
     assert tokenizer.decode(in_parts) == text
     if re.fullmatch(r"(\S{1,9} )*\S{0,9}", text):
@@ -107,7 +107,7 @@ def test_a_long_text_in_parts_has_no_space_more_or_less(tmp_path, monkeypatch, o
     tokenizer = make_tokenizer(_sentencepiece_file(tmp_path / "a.model", **options), [])
     texts = [" ".join(TEXTS[0].split()[:60]), "x" * 50, "once upon " + "x" * 50 + " a time"]
     whole = tokenizer.encode_batch(texts)
-    monkeypatch.setattr(_tokenizer, "_LONGEST_PART", 20)
+    monkeypatch.setattr(_text_parts, "_LONGEST_PART", 20)
     for ids, expected in zip(tokenizer.encode_batch(texts), whole, strict=True):
         assert tokenizer.decode(ids) == tokenizer.decode(expected)
 
