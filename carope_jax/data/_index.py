@@ -13,6 +13,7 @@ from carope_jax.data._shards import ShardInfo, lengths_path, token_dtype
 
 INDEX_FILE = "dataset.json"
 VERSION = 1
+TRAIN, VALIDATION = "train", "validation"
 _EOT_POLICY = "after each document, not stored"
 
 

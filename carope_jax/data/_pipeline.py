@@ -8,16 +8,21 @@ from typing import Any
 
 import grain
 import numpy as np
-from absl import flags
 from jaxtyping import Int32
 
-from carope_jax.data._dataset import DataConfig
+from carope_jax.data._batches import (
+    Batch,
+    BatchIterator,
+    in_workers,
+    rows_of_process,
+    shuffled,
+)
+from carope_jax.data._config import DataConfig
 from carope_jax.data._interleaving import Interleaving, whole_shares
 from carope_jax.data._prepared import PreparedSplit
 from carope_jax.data._streams import TokenStream, as_stream
 
 Window = dict[str, Int32[np.ndarray, " L"]]
-Batch = dict[str, Int32[np.ndarray, "B L"]]
 
 
 class StreamWindows:
@@ -97,7 +102,7 @@ def train_batches(
         "batch_size": config.batch_size,
         "shuffle_seed": config.shuffle_seed,
     }
-    rows = _shuffled(windows, config.shuffle_seed)
+    rows = shuffled(windows, config.shuffle_seed)
     return _batches(rows, identity, config, process_index, process_count)
 
 
@@ -138,7 +143,7 @@ def mixture_batches(
     shares = whole_shares([weight for _, weight in splits])
     parts = [
         # Else a split given twice, or two of one size, would be read in one order.
-        _shuffled(StreamWindows(split, config.length), config.shuffle_seed, part)
+        shuffled(StreamWindows(split, config.length), config.shuffle_seed, part)
         for part, (split, _) in enumerate(splits)
     ]
     rows = grain.MapDataset.select_from_datasets(parts, Interleaving(shares))
@@ -152,13 +157,6 @@ def mixture_batches(
     return _batches(rows, identity, config, process_index, process_count)
 
 
-def _shuffled(windows: StreamWindows, seed: int, *part: int) -> grain.MapDataset[Window]:
-    # Grain adds the epoch to the seed: unhashed, seed 1 would give the orders of seed 0 again, one
-    # epoch earlier.
-    hashed = int(np.random.SeedSequence(seed, spawn_key=part).generate_state(1, np.uint32)[0])
-    return grain.MapDataset.source(windows).shuffle(hashed).repeat()
-
-
 def _batches(
     rows: grain.MapDataset[Window],
     identity: dict[str, Any],
@@ -166,27 +164,19 @@ def _batches(
     process_index: int,
     process_count: int,
 ) -> grain.DatasetIterator[Batch]:
-    if not 0 <= process_index < process_count:
-        raise ValueError(
-            f"process_index={process_index} must be in [0, process_count={process_count})"
-        )
-    if config.batch_size % process_count:
-        raise ValueError(
-            f"batch_size={config.batch_size} can't be divided among process_count={process_count}"
-        )
+    rows_here = rows_of_process(config.batch_size, process_index, process_count)
     # Else Grain divides the endless length as a float, past what fits at one window a batch.
-    batches = rows[process_index::process_count].batch(
-        config.batch_size // process_count, drop_remainder=True
-    )
-    return _BatchIterator(batches, identity, config.workers, config.prefetch)
+    batches = rows[process_index::process_count].batch(rows_here, drop_remainder=True)
+    return _NumberedBatches(batches, identity, config.workers, config.prefetch)
 
 
-class _BatchIterator(grain.DatasetIterator[Batch]):
-    """Grain's own iterator over the batches from any number on, made when it is first needed.
+class _NumberedBatches(BatchIterator):
+    """The batches of a random-access data set from any number on: that number is the position.
 
-    The states of Grain's iterators depend on the number of workers and know nothing of the data. Of
-    a random-access data set the number of the next batch says it all.
+    Grain's own states of it would depend on the number of workers.
     """
+
+    is_shared = True
 
     def __init__(
         self,
@@ -195,61 +185,23 @@ class _BatchIterator(grain.DatasetIterator[Batch]):
         workers: int,
         prefetch: int,
     ) -> None:
-        super().__init__()
+        super().__init__(identity, workers)
         self._batches = batches
-        self._identity = identity
-        self._workers = workers
         self._prefetch = prefetch
         self._next_batch = 0
-        self._running: grain.DatasetIterator[Batch] | None = None
 
-    def __next__(self) -> Batch:
-        batch = next(self._start())
-        self._next_batch += 1
+    def _open(self) -> grain.DatasetIterator[Batch]:
+        read_options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=self._prefetch)
+        dataset = self._batches[self._next_batch :].to_iter_dataset(read_options)
         if self._workers:
-            # Workers hand over shared memory, which must be gone before the interpreter ends.
-            batch = {name: np.array(rows_BL) for name, rows_BL in batch.items()}
-        return batch
+            dataset = in_workers(dataset, self._workers, self._prefetch)
+        return iter(dataset)
 
-    def get_state(self) -> dict[str, Any]:
-        return {"next_batch": self._next_batch, **self._identity}
+    def _advance(self, running: grain.DatasetIterator[Batch]) -> None:
+        self._next_batch += 1
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        for field, here in self._identity.items():
-            if state.get(field) != here:
-                raise ValueError(
-                    f"state of the training batches was saved with {field}={state.get(field)!r}, "
-                    f"but here {field}={here!r}"
-                )
-        self._stop()
+    def _position(self) -> dict[str, Any]:
+        return {"next_batch": self._next_batch}
+
+    def _go_to(self, state: dict[str, Any]) -> None:
         self._next_batch = state["next_batch"]
-
-    def start_prefetch(self) -> None:
-        self._start().start_prefetch()
-
-    def close(self) -> None:
-        # Also called on a half-made object, by the base's __del__.
-        if getattr(self, "_running", None) is not None:
-            self._stop()
-        super().close()
-
-    def _start(self) -> grain.DatasetIterator[Batch]:
-        if self._closed:
-            raise ValueError("the iterator of training batches is closed")
-        if self._running is None:
-            read_options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=self._prefetch)
-            dataset = self._batches[self._next_batch :].to_iter_dataset(read_options)
-            if self._workers:
-                # Workers are handed Grain's flags, and absl refuses to read unparsed ones.
-                if not flags.FLAGS.is_parsed():
-                    flags.FLAGS.mark_as_parsed()
-                dataset = dataset.mp_prefetch(
-                    grain.MultiprocessingOptions(self._workers, self._prefetch)
-                )
-            self._running = iter(dataset)
-        return self._running
-
-    def _stop(self) -> None:
-        if self._running is not None:
-            self._running.close()
-            self._running = None

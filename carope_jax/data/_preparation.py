@@ -13,11 +13,9 @@ import numpy as np
 from etils import epath
 
 from carope_jax._cli import write_whole
-from carope_jax.data._index import INDEX_FILE, DatasetIndex, read_index
+from carope_jax.data._index import INDEX_FILE, TRAIN, VALIDATION, DatasetIndex, read_index
 from carope_jax.data._preparation_config import PreparationConfig
 from carope_jax.data._preparing import (
-    TRAIN,
-    VALIDATION,
     Calls,
     SampleTask,
     Scan,

@@ -6,7 +6,8 @@ Axes: D documents, T tokens.
 import collections
 import hashlib
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
 import numpy as np
 from etils import epath
@@ -23,7 +24,7 @@ _MAX_READERS = 512
 class PreparedSplit:
     """The documents of one split of a prepared dataset, and the stream they make: a `TokenStream`.
 
-    Only lengths are held in memory, 12 bytes a document; tokens are read as they are asked for.
+    Only lengths are held in memory, 16 bytes a document; tokens are read as they are asked for.
     May be shared by threads. Pickled (for the workers of Grain) as the path and the index, and read
     anew.
 
@@ -141,6 +142,31 @@ class PreparedSplit:
             f"PreparedSplit({str(self._folder)!r}, {self.name!r}, documents={self.documents}, "
             f"tokens={self.tokens})"
         )
+
+
+class SplitDocuments(Sequence[Ids]):
+    """The documents of splits, one split after the other, read as they are asked for."""
+
+    def __init__(self, splits: Sequence[PreparedSplit]) -> None:
+        self._splits = list(splits)
+        self._ends = np.cumsum([split.documents for split in splits], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return sum(split.documents for split in self._splits)
+
+    @overload
+    def __getitem__(self, index: int) -> Ids: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Ids]: ...
+    def __getitem__(self, index: int | slice) -> Ids | list[Ids]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index={index} is outside the {len(self)} documents")
+        number = index % len(self)
+        part = int(np.searchsorted(self._ends, number, side="right"))
+        split = self._splits[part]
+        return split.document(number - int(self._ends[part]) + split.documents)
 
 
 class PreparedDataset:

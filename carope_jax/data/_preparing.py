@@ -14,11 +14,10 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int64, UInt64
 
+from carope_jax.data._index import TRAIN, VALIDATION
 from carope_jax.data._shards import SUFFIX, ShardInfo, ShardWriter
 from carope_jax.data._source import Row, Source, SourceError
 from carope_jax.data._tokenizer import Tokenizer, load_tokenizer
-
-TRAIN, VALIDATION = "train", "validation"
 
 # Encoded together: enough to be quick, few enough that memory stays flat.
 _BATCH_CHARACTERS = 1 << 20

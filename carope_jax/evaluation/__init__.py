@@ -11,13 +11,14 @@ from carope_jax.evaluation._report import comparison_markdown, comparison_table
 from carope_jax.evaluation._results import Difference, Evaluation, LengthResult, PositionBin
 from carope_jax.evaluation._same_targets import RISE_TOLERANCE_NATS
 from carope_jax.evaluation._score import Check, NllFunction, Progress, score
-from carope_jax.evaluation._windows import Window, WindowSet
+from carope_jax.evaluation._windows import Documents, Window, WindowSet
 
 __all__ = [
     "PROTOCOLS",
     "RISE_TOLERANCE_NATS",
     "Check",
     "Difference",
+    "Documents",
     "EvaluatedModel",
     "Evaluation",
     "EvaluationConfig",

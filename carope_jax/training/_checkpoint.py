@@ -28,6 +28,8 @@ from carope_jax.training._manifest import (
 )
 
 _STATE, _DATA, _INFO = "state", "data", "info"
+# Of the data, in the manifest: what any number of processes can go on from, or how many it needs.
+_POSITION, _PROCESSES = "position", "processes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,10 +121,11 @@ class Checkpoints:
         if step in self.steps():
             raise ValueError(f"step {step} is already saved in {self._folder}")
         sums = fingerprints(arrays)
+        where_data = _where(data)
         manifest = {
             "step": step,
             "leaves": {path: [*shape_and_dtype(leaf), sums[path]] for path, leaf in arrays.items()},
-            "data_processes": None if data is None else jax.process_count(),
+            "data": where_data,
             "info": info,
         }
         items: dict[str, Any] = {
@@ -130,8 +133,8 @@ class Checkpoints:
             # Orbax refuses arrays without elements; the manifest's shape and type say it all.
             _STATE: ocp.args.StandardSave({path: x for path, x in arrays.items() if x.size}),
         }
-        if data is not None:
-            items[_DATA] = CheckpointSave(_SealedPosition(data))
+        if data is not None and _POSITION not in where_data:
+            items[_DATA] = CheckpointSave(_SealedPosition(data.get_state()))
         if self._writer is None:
             self._writer = self._new_writer()
         # Forced, because when to save is the caller's decision and not Orbax's.
@@ -188,14 +191,13 @@ class Checkpoints:
         manifest = self._manifest(step)
         where = f"checkpoint {step} in {self._folder}"
         check_leaves(wanted, manifest["leaves"], where)
-        if data is not None and manifest["data_processes"] != jax.process_count():
-            raise CheckpointMismatch(
-                f"{where} holds the data's position for {manifest['data_processes'] or 'no'} "
-                f"process(es), this run has {jax.process_count()}"
-            )
+        position = None if data is None else self._position(step, manifest["data"], where)
         state = self._read_state(step, wanted, manifest["leaves"])
         if data is not None:
-            self._read(step, _DATA, CheckpointRestore(_SealedPosition(data)))
+            try:
+                data.set_state(position)
+            except ValueError as error:
+                raise CheckpointMismatch(f"{where}: {error}") from error
         structure = jax.tree.structure(abstract_state)
         return Restored(step, jax.tree.unflatten(structure, state.values()), manifest["info"])
 
@@ -258,6 +260,19 @@ class Checkpoints:
             raise self._corrupt(step, f"it was saved as step {manifest['step']}")
         return manifest
 
+    def _position(self, step: int, data: dict[str, Any], where: str) -> Any:
+        """The data's position, of every process or of this one."""
+        if _POSITION in data:
+            return data[_POSITION]
+        if data[_PROCESSES] != jax.process_count():
+            raise CheckpointMismatch(
+                f"{where} holds the data's position for {data[_PROCESSES] or 'no'} "
+                f"process(es), this run has {jax.process_count()}"
+            )
+        sealed = _SealedPosition(None)
+        self._read(step, _DATA, CheckpointRestore(sealed))
+        return sealed.position
+
     def _read_state(
         self, step: int, wanted: dict[str, Any], saved_leaves: dict[str, Any]
     ) -> dict[str, jax.Array]:
@@ -294,6 +309,15 @@ class Checkpoints:
         return CheckpointCorrupt(f"checkpoint {step} in {self._folder}: {cause}; {advice}")
 
 
+def _where(data: grain.DatasetIterator | None) -> dict[str, Any]:
+    """What the manifest says of the data: its position, if that is every process's."""
+    if data is None:
+        return {_PROCESSES: 0}
+    if getattr(data, "is_shared", False):
+        return {_POSITION: data.get_state()}
+    return {_PROCESSES: jax.process_count()}
+
+
 class _SealedPosition:
     """A data iterator's position as Grain's checkpoint arguments take it, under a checksum.
 
@@ -301,18 +325,18 @@ class _SealedPosition:
     rather than in the handler fixes it at the moment of the save.
     """
 
-    def __init__(self, data: grain.DatasetIterator) -> None:
-        self._data = data
-        self._saved = json.dumps(seal(data.get_state())).encode()
+    def __init__(self, position: Any) -> None:
+        self.position = position
+        self._saved = json.dumps(seal(position)).encode() if position is not None else b""
 
     def get_state(self) -> bytes:
         return self._saved
 
     def set_state(self, saved: bytes) -> None:
-        self._data.set_state(unseal(json.loads(saved)))
+        self.position = unseal(json.loads(saved))
 
     def start_prefetch(self) -> None:
-        self._data.start_prefetch()
+        """What Grain calls after `set_state`; there is nothing to fetch yet."""
 
 
 def _quiet_orbax() -> None:

@@ -8,8 +8,15 @@ from etils import epath
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from carope_jax.data import load_corpus, load_dataset
-from carope_jax.evaluation import Check, EvaluatedModel, Evaluation, EvaluationConfig, evaluate
+from carope_jax.data import load_dataset, load_documents
+from carope_jax.evaluation import (
+    Check,
+    Documents,
+    EvaluatedModel,
+    Evaluation,
+    EvaluationConfig,
+    evaluate,
+)
 from carope_jax.training._config import Experiment
 from carope_jax.training._manifest import check_same
 from carope_jax.training._mesh import MeshConfig
@@ -47,8 +54,10 @@ def evaluate_runs(
     Args:
       workdirs: the runs' folders.
       config: protocol, lengths, seed.
-      corpus: evaluate on all documents of this corpus; None: on each run's held-out ones.
-      tokens: evaluate on about so many, taken evenly from the documents' beginnings; None: all.
+      corpus: evaluate on all documents of this corpus (of a prepared dataset, on what it holds
+        out); None: on each run's held-out ones.
+      tokens: evaluate on about so many, taken evenly from the documents' beginnings (not of all of
+        them where there are too many); None: all.
       step: which checkpoint; None: the newest.
       mesh: how the devices are laid out; None: all of them replicas.
       check: called before each batch; what it raises stops the evaluation.
@@ -59,7 +68,7 @@ def evaluate_runs(
       ValueError: a run's data is not what it was trained beside, or too short for the lengths.
       FloatingPointError: a model's loss is not finite.
     """
-    documents: dict[Any, list[np.ndarray]] = {}
+    documents: dict[Any, Documents] = {}
     evaluations = []
     for workdir in workdirs:
         run = load_run(workdir, step=step, mesh=mesh)
@@ -67,7 +76,8 @@ def evaluate_runs(
         key = (run.info["data"], run.tokenizer.hash)
         if key not in documents:
             found = _documents(run, corpus)
-            documents[key] = found if tokens is None else beginnings(found, tokens)
+            longest = config.lengths[-1] + 1
+            documents[key] = found if tokens is None else beginnings(found, tokens, longest)
         nll = make_nll_function(run.model)
         model = evaluated_model(
             run.experiment, run.model, nll, run.state.params, run.state.constants
@@ -95,20 +105,28 @@ def evaluate_runs(
     return evaluations
 
 
-def beginnings(documents: list[np.ndarray], tokens: int) -> list[np.ndarray]:
-    """Each document's beginning, about `tokens` in all.
+def beginnings(documents: Documents, tokens: int, least: int) -> list[np.ndarray]:
+    """Documents' beginnings, about `tokens` in all.
 
-    Raises:
-      ValueError: that is less than a token of each.
+    Each document gives as much as any other; where that would be less than `least` of each, some
+    documents, always the same, give `least`.
     """
-    if tokens < len(documents):
-        raise ValueError(f"tokens {tokens} is below one of each of {len(documents)} documents")
-    return [document[: tokens // len(documents)] for document in documents]
+    share = tokens // len(documents) if len(documents) else 0
+    if share >= min(tokens, least):
+        return [document[:share] for document in documents]
+    chosen: dict[int, np.ndarray] = {}
+    found = 0
+    for number in np.random.default_rng(0).permutation(len(documents)).tolist():
+        chosen[number] = documents[number][:least]
+        found += len(chosen[number])
+        if found >= tokens:
+            break
+    return [chosen[number] for number in sorted(chosen)]
 
 
-def _documents(run: LoadedRun, corpus: str | None) -> list[np.ndarray]:
+def _documents(run: LoadedRun, corpus: str | None) -> Documents:
     if corpus is not None:
-        return run.tokenizer.encode_batch([document.text for document in load_corpus(corpus)])
+        return load_documents(corpus, run.tokenizer)
     dataset = load_dataset(run.experiment.data, run.tokenizer)
     check_same({"data": dataset.fingerprint}, {"data": run.info["data"]}, "the run's data")
     return dataset.validation

@@ -13,7 +13,7 @@ from etils import epath
 from rich.console import Console
 
 from carope_jax._interrupt import Interrupted, InterruptFlag
-from carope_jax.data import StreamWindows, TextDataset, load_dataset, train_batches
+from carope_jax.data import Dataset, load_dataset
 from carope_jax.evaluation import EvaluationConfig, evaluate
 from carope_jax.training._checkpoint import Checkpoints
 from carope_jax.training._config import Experiment
@@ -38,7 +38,7 @@ class Inputs:
     folder: RunFolder
     experiment: Experiment
     """Resolved."""
-    dataset: TextDataset
+    dataset: Dataset
 
     @property
     def info(self) -> dict[str, Any]:
@@ -61,7 +61,12 @@ def read_inputs(experiment: Experiment, workdir: str | epath.Path) -> Inputs:
     experiment = experiment.resolved(dataset.tokenizer.vocab_size)
     if folder.exists():
         check_resumable(folder.experiment(), experiment)
-    StreamWindows(dataset.train_stream(), experiment.data.length)  # raises where there is none
+    dataset.batches(experiment.data).close()  # raises where there is none
+    if experiment.training.eval_every and not len(dataset.validation):
+        raise ValueError(
+            f"eval_every {experiment.training.eval_every} needs held-out documents, and the data "
+            "has none: set it to 0"
+        )
     lay_out(experiment)
     return Inputs(folder, experiment, dataset)
 
@@ -101,16 +106,15 @@ def train(
       CheckpointMismatch, CheckpointCorrupt: the checkpoint can't be gone on from.
     """
     experiment, dataset = inputs.experiment, inputs.dataset
-    stream = dataset.train_stream()
     with InterruptFlag() as flag:
         began = time.monotonic()
         plan = make_plan(experiment)
         flag.check()
-        facts = plan.facts(training_tokens=len(stream))
+        facts = plan.facts(training_tokens=dataset.training_tokens)
         print_facts(facts, console)
         console.print(f"compiled in {time.monotonic() - began:.1f} s", highlight=False)
         inputs.folder.begin(experiment, dataset.tokenizer)
-        data = train_batches(stream, experiment.data)
+        data = dataset.batches(experiment.data)
         checkpoints = Checkpoints(inputs.folder.checkpoints, experiment.checkpoint)
         try:
             with checkpoints:
@@ -138,7 +142,8 @@ class _Loop:
         self.step, self.state = self._first_state()
         self.saved = checkpoints.latest()
         self._nll = make_nll_function(plan.model)
-        self._validation = beginnings(inputs.dataset.validation, self.config.eval_tokens)
+        longest = 2 * inputs.experiment.data.length + 1
+        self._validation = beginnings(inputs.dataset.validation, self.config.eval_tokens, longest)
         # The last update's metrics, not yet looked at: the device works on while the host checks.
         self._unchecked: dict[str, Any] | None = None
 

@@ -86,11 +86,12 @@ def lay_out(experiment: Experiment) -> Layout:
     optimizer = make_optimizer(experiment.optimizer, experiment.training.steps)
     state = abstract_state(model, optimizer)
     micro_batches = experiment.training.micro_batches
-    batch = batch_shapes(model, experiment.data.batch_size, experiment.data.length)
+    data = experiment.data
+    batch = batch_shapes(model, data.batch_size, data.length, data.rows)
     ways = model.sharding.ways("batch") * micro_batches
-    if experiment.data.batch_size % ways:
+    if data.batch_size % ways:
         raise ValueError(
-            f"batch_size {experiment.data.batch_size} does not divide into {micro_batches} "
+            f"batch_size {data.batch_size} does not divide into {micro_batches} "
             f"micro_batches over {model.sharding.ways('batch')} devices"
         )
     return Layout(model, optimizer, state, batch)

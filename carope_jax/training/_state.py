@@ -8,6 +8,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from carope_jax.data import Rows
 from carope_jax.models import Decoder, ModelConfig, Sharding
 
 
@@ -104,8 +105,10 @@ def initial_state(
     return jax.jit(make, out_shardings=shardings)()
 
 
-def batch_shapes(model: Model, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and shardings of a training batch.
+def batch_shapes(
+    model: Model, batch_size: int, length: int, rows: Rows = "stream"
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and shardings of a training batch; packed rows have segment ids.
 
     Raises:
       ValueError: the batch does not divide over the mesh.
@@ -115,4 +118,5 @@ def batch_shapes(model: Model, batch_size: int, length: int) -> dict[str, jax.Sh
         raise ValueError(f"batch_size {batch_size} does not divide over {ways} devices")
     where = model.sharding.named(("batch", "time"))
     tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32, sharding=where)
-    return {"inputs": tokens, "targets": tokens}
+    names = ("inputs", "targets", "segment_ids") if rows == "packed" else ("inputs", "targets")
+    return dict.fromkeys(names, tokens)

@@ -35,8 +35,8 @@ def test_every_document_is_on_one_side_and_comes_back(dataset):
 
 def test_streams_end_each_document_with_one_eot(dataset):
     for stream, documents in (
-        (dataset.train_stream(), dataset.train),
-        (dataset.validation_stream(), dataset.validation),
+        (dataset.train_stream, dataset.train),
+        (join_documents(dataset.validation, dataset.tokenizer.eot_id), dataset.validation),
     ):
         assert stream.dtype == np.int32
         ends = np.flatnonzero(stream == dataset.tokenizer.eot_id)

@@ -401,7 +401,9 @@ def test_one_document_can_only_be_trained_on(tmp_path, tokenizer):
     assert list(prepared.index.splits) == ["train"]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     name=st.sampled_from(["a.parquet", "b.jsonl", "c.jsonl.gz", "d.txt"]),
     cut=st.floats(0, 1),
