@@ -82,15 +82,20 @@ def plot_lengths(
     """Draws how documents, and tokens, spread over document lengths.
 
     Args:
-        lengths: tokens of each document, by split; a split may be empty, not all of them.
+        lengths: tokens of each document, by split; a split may be empty.
         length: tokens of a training window, marked.
         path: where to save, in the format of its suffix.
+
+    Raises:
+        ValueError: there is no document.
     """
     # matplotlib is slow to import and only pictures need it. A bare Figure draws with Agg, needs no
     # display, and leaves an importer's pyplot alone.
     from matplotlib.figure import Figure
 
     whole = np.concatenate(list(lengths.values()))
+    if not len(whole):
+        raise ValueError("lengths has no document: there is nothing to draw")
     edges = log_edges(int(whole.min()), int(whole.max()), per_octave=4)
     figure = Figure(figsize=(8.0, 5.6), dpi=200, layout="constrained")
     panels = figure.subplots(2, 1, sharex=True)
@@ -235,6 +240,6 @@ def _one_line(text: str) -> str:
 
 def _shortened(text: str) -> str:
     left_out = len(text) - _HEAD - _TAIL
-    if left_out <= 0:
+    if left_out < _LINE:
         return text
     return f"{text[:_HEAD]} […{left_out:,} characters…] {text[-_TAIL:]}"

@@ -89,8 +89,13 @@ def _progress(dataset: PreparedDataset) -> Iterator[Callable[[int], None]]:
     """A bar of the tokens read, gone at the end."""
     tokens = sum(dataset.index.totals(split)["tokens"] for split in dataset.index.splits)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    console = Console(stderr=True)
     with Progress(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,  # in a log it would leave an empty line
     ) as progress:
         task = progress.add_task("reading tokens", total=tokens)
         yield lambda read: progress.advance(task, read)
