@@ -50,7 +50,7 @@ def inspect_dataset(
         length: tokens of a training window.
         samples: how many windows of train to decode.
         seed: of their choice.
-        duplicates: read everything and look for identical documents: 24 bytes of memory for each.
+        duplicates: read everything and look for identical documents: some 80 bytes of memory each.
         advance: told now and then how many more tokens were read.
 
     Raises:

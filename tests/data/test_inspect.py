@@ -130,6 +130,7 @@ def test_figures_are_those_of_counting(folder, documents, tokenizer, tmp_path, c
     assert f"train: {found['splits']['train']['duplicates']['copies']} (" in said
     assert f"leakage: {leak['validation']} (" in said
     assert "tokens/s" in said
+    assert re.search(r"4,096 - 8,191 +▏ +1 +█+ +1\n", said)
 
 
 def test_one_other_token_or_its_place_makes_another_document(tokenizer, tmp_path):
@@ -226,11 +227,12 @@ def test_an_empty_split_and_a_picture(tokenizer, tmp_path, capsys):
     splits = {"train": [[[5, 6, 7], [8] * 40]], "validation": [[]]}
     folder = write_dataset(tmp_path / "set", tokenizer, splits)
     plot = tmp_path / "lengths.png"
-    found = results(folder, tmp_path, "--length", 50, "--samples", 0, "--plot", plot)
+    found = results(folder, tmp_path, "--length", 45, "--samples", 0, "--plot", plot)
     empty = found["splits"]["validation"]
     assert (empty["documents"], empty["windows"], empty["long"]) == (0, 0, [])
     assert empty["lengths"] is empty["histogram"] is None
     assert (found["leak"]["validation"], found["leak"]["validation_share"]) == (0, 0)
+    # 43 tokens and 2 EOTs: a window of 45 would lack its last target.
     assert found["splits"]["train"]["windows"] == 0
     assert plot.read_bytes().startswith(b"\x89PNG")
 
