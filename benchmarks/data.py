@@ -122,6 +122,8 @@ def write_dataset(folder: Path, tokens: int, tokenizer_spec: str) -> PreparedSpl
         eot_id=tokenizer.eot_id,
         source_fingerprint="synthetic",
         text_column="text",
+        validation="none",
+        skipped=0,
         splits={"train": tuple(shards)},
     ).write(folder)
     return PreparedDataset.open(folder).split("train")

@@ -76,6 +76,8 @@ def inspect_dataset(
         eot_id=dataset.index.eot_id,
         text_column=dataset.index.text_column,
         source_fingerprint=dataset.index.source_fingerprint,
+        validation=dataset.index.validation,
+        skipped=dataset.index.skipped,
         length=length,
         seed=seed,
         splits={

@@ -137,6 +137,8 @@ def _print_facts(found: Inspection, console: Console) -> None:
         ("tokenizer", f"{found.tokenizer}, {found.vocab_size:,} tokens, {found.tokenizer_hash}"),
         ("text column", found.text_column),
         ("source fingerprint", found.source_fingerprint),
+        ("skipped", f"{found.skipped:,} rows and files that could not be read"),
+        ("validation", found.validation),
     ):
         console.print(f"{name:20}{_one_line(value)}")
 

@@ -125,6 +125,10 @@ class Inspection:
     eot_id: int
     text_column: str
     source_fingerprint: str
+    validation: str
+    """How its documents were chosen."""
+    skipped: int
+    """Rows and files of the source that could not be read."""
     length: int
     seed: int
     splits: dict[str, SplitInspection]

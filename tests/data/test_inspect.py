@@ -44,6 +44,8 @@ def write_dataset(folder, tokenizer, splits):
         eot_id=tokenizer.eot_id,
         source_fingerprint="cd" * 32,
         text_column="text\x1b[2J",
+        validation="by hand\x07",
+        skipped=3,
         splits={split: tuple(shards) for split, shards in infos.items()},
     ).write(folder)
     return folder
@@ -89,6 +91,7 @@ def test_figures_are_those_of_counting(folder, documents, tokenizer, tmp_path, c
     assert found["tokenizer"] == "sentencepiece"
     assert (found["tokenizer_hash"], found["vocab_size"]) == (tokenizer.hash, 400)
     assert found["source_fingerprint"] == "cd" * 32
+    assert (found["validation"], found["skipped"]) == ("by hand\a", 3)
     for name, all_ids in documents.items():
         split, lengths = found["splits"][name], sorted(map(len, all_ids))
         assert (split["documents"], split["tokens"]) == (len(lengths), sum(lengths))
