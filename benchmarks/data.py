@@ -3,7 +3,8 @@
     python benchmarks/data.py --json data.json
 
 A prepared dataset is written to a temporary folder, the synthetic corpus over and over, and read
-back in windows drawn at random, from the memory in which the system keeps files just written. Two
+back from the memory in which the system keeps files just written: `stream` in windows drawn at
+random, `packed` in rows of whole documents and pieces of them, whose padding is not counted. Two
 kinds of demand stand beside what one process gives, `workers 0` without and `workers N` with N
 processes of Grain's that prepare batches for it:
 
@@ -41,6 +42,7 @@ from carope_jax.data import (
     StreamWindows,
     load_corpus,
     make_tokenizer,
+    packed_batches,
     train_batches,
 )
 from carope_jax.data._index import DatasetIndex
@@ -188,7 +190,7 @@ def pipelines(
     split: PreparedSplit, arguments: Arguments
 ) -> Iterator[tuple[str, grain.DatasetIterator[dict[str, np.ndarray]]]]:
     """Each pipeline by name, open until the next one is asked for."""
-    for name, make in (("stream", train_batches),):
+    for name, make in (("stream", train_batches), ("packed", packed_batches)):
         for workers in arguments.workers:
             config = DataConfig(
                 length=arguments.length, batch_size=arguments.batch_size, workers=workers

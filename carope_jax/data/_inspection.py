@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Int32, Int64, UInt64
 
+from carope_jax.data._config import DataConfig
 from carope_jax.data._index import VERSION
 from carope_jax.data._inspection_results import (
     Duplicates,
@@ -18,11 +19,13 @@ from carope_jax.data._inspection_results import (
     Leak,
     LengthSummary,
     LongShare,
+    Packing,
     Reading,
     Repeated,
     Sample,
     SplitInspection,
 )
+from carope_jax.data._packed import packing_report
 from carope_jax.data._pipeline import StreamWindows
 from carope_jax.data._prepared import PreparedDataset, PreparedSplit
 
@@ -84,6 +87,7 @@ def inspect_dataset(
             name: _inspect_split(dataset, split, length, digests.get(name))
             for name, split in splits.items()
         },
+        packing=_pack(splits, length, seed),
         leak=_find_leak(dataset, splits, digests),
         reading=reading,
         samples=drawn,
@@ -183,6 +187,14 @@ def _inspect_split(
         histogram=histogram,
         duplicates=duplicates,
     )
+
+
+def _pack(splits: dict[str, PreparedSplit], length: int, seed: int) -> Packing | None:
+    train = splits.get("train")
+    if train is None or not train.documents:
+        return None
+    report = packing_report(train.lengths, DataConfig(length=length, shuffle_seed=seed))
+    return Packing(**report._asdict())
 
 
 def _find_leak(

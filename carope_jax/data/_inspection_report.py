@@ -28,6 +28,12 @@ def print_inspection(found: Inspection, console: Console) -> None:
     _print_facts(found, console)
     console.print(_splits(found))
     console.print(_histogram(found))
+    if found.packing is not None:
+        packing = found.packing
+        console.print(
+            f"train packed into rows of {found.length:,}: {100 * packing.padding:.2f}% padding, "
+            f"{packing.segments:,.1f} pieces a row, {100 * packing.cut:.2f}% of the documents cut"
+        )
     for name, split in found.splits.items():
         if split.duplicates is not None:
             console.print(

@@ -76,6 +76,18 @@ class Leak:
 
 
 @dataclasses.dataclass(frozen=True)
+class Packing:
+    """What packing does to the documents of train, as `PackingReport` says of a sample of rows."""
+
+    padding: float
+    """Share of the rows' places."""
+    cut: float
+    """Share of the documents: those longer than a row."""
+    segments: float
+    """Pieces of documents a row, on average."""
+
+
+@dataclasses.dataclass(frozen=True)
 class SplitInspection:
     """One split; `None` for what an empty one does not have, or what was not asked for."""
 
@@ -132,6 +144,8 @@ class Inspection:
     length: int
     seed: int
     splits: dict[str, SplitInspection]
+    packing: Packing | None
+    """For rows of the length; None without a document in train."""
     leak: Leak | None
     """None if not asked for, or without a split to leak into."""
     reading: Reading | None

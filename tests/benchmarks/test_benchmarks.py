@@ -141,7 +141,7 @@ def test_data_reports_what_comes_and_what_is_wanted(benchmark_of, tmp_path, monk
     arguments = "--tokens 1000 --tokenizer train:320 --length 32 --batch-size 4 --workers 0"
     data.main(f"{arguments} --mfu 0.5 --json {file}".split())
     value = rows_of(file)
-    assert value["stream/workers 0"] == 10 * 4 * 32
+    assert value["stream/workers 0"] == value["packed/workers 0"] == 10 * 4 * 32
     assert value["stream/workers 0/ratio to quickstart"] == 1.28
     # GPT-2 small: 6 FLOPs for each of 124M weights (a little more: CARoPE's own, and attention).
     assert value["demand/H200"] == pytest.approx(0.5 * 989e12 / (6 * 124e6), rel=0.1)

@@ -121,6 +121,12 @@ def test_figures_are_those_of_counting(folder, documents, tokenizer, tmp_path, c
             assert all_ids.index(ids) == one["first"]
             assert one["beginning"] == tokenizer.decode(ids)
 
+    # Rows of 100 hold the two long documents in pieces, and the short ones whole.
+    packing = found["packing"]
+    assert 0 <= packing["padding"] < 0.1
+    assert packing["cut"] == 2 / len(documents["train"])
+    assert 1 <= packing["segments"] < 100
+
     train, validation = (documents[name] for name in ("train", "validation"))
     leak = found["leak"]
     assert leak["train"] == sum(ids in validation for ids in train) > 0
@@ -131,6 +137,7 @@ def test_figures_are_those_of_counting(folder, documents, tokenizer, tmp_path, c
 
     said = capsys.readouterr().out
     assert f"train: {found['splits']['train']['duplicates']['copies']} (" in said
+    assert f"{100 * packing['padding']:.2f}% padding" in said
     assert f"leakage: {leak['validation']} (" in said
     assert "tokens/s" in said
     assert re.search(r"4,096 - 8,191 +▏ +1 +█+ +1\n", said)
