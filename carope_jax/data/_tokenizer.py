@@ -58,6 +58,11 @@ class Tokenizer(abc.ABC):
         self.vocab_size = vocab_size
         self.eot_id = eot_id
 
+    @property
+    def kind(self) -> str:
+        """`"sentencepiece"` or `"byte_level_bpe"`."""
+        return self._kind
+
     @abc.abstractmethod
     def _encode_batch(self, texts: list[str]) -> list[Ids]: ...
 

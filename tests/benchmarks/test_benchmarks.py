@@ -28,7 +28,7 @@ def benchmark_of(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module
     # Their names are too plain to be left to other tests.
-    for name in ("memory", "phase_error", "_report"):
+    for name in ("memory", "phase_error", "data", "_report"):
         sys.modules.pop(name, None)
 
 
@@ -132,12 +132,47 @@ def test_the_largest_error_is_wrapped(benchmark_of):
     assert largest_error(np.float32([math.pi]), np.zeros(1)) == pytest.approx(math.pi)
 
 
+def test_data_reports_what_comes_and_what_is_wanted(benchmark_of, tmp_path, monkeypatch, capsys):
+    data, file = benchmark_of("data"), tmp_path / "rows.json"
+    monkeypatch.setattr(data, "step_rate", lambda experiment, seconds: 1000.0)
+    monkeypatch.setattr(
+        data, "pipeline_rate", lambda batches, seconds: 10 * next(batches)["inputs"].size
+    )
+    arguments = "--tokens 1000 --tokenizer train:320 --length 32 --batch-size 4 --workers 0"
+    data.main(f"{arguments} --mfu 0.5 --json {file}".split())
+    value = rows_of(file)
+    assert value["stream/workers 0"] == value["packed/workers 0"] == 10 * 4 * 32
+    assert value["stream/workers 0/ratio to quickstart"] == 1.28
+    # GPT-2 small: 6 FLOPs for each of 124M weights (a little more: CARoPE's own, and attention).
+    assert value["demand/H200"] == pytest.approx(0.5 * 989e12 / (6 * 124e6), rel=0.1)
+    assert value["demand/v5e-256"] / value["demand/H200"] == pytest.approx(256 * 197 / 989)
+    wanted = value["demand/H200"] / value["stream/workers 0"]
+    assert value["stream/workers 0/processes for H200"] == pytest.approx(wanted)
+    assert "quickstart" in capsys.readouterr().out
+
+
+def test_padding_is_no_token_that_comes(benchmark_of, monkeypatch):
+    data = benchmark_of("data")
+    ticks = iter(range(100))
+    monkeypatch.setattr(data.time, "perf_counter", lambda: next(ticks))
+    batch = {"inputs": np.ones((2, 3)), "segment_ids": np.asarray([[1, 1, 2], [1, 0, 0]])}
+    batches = iter([batch] * 20)
+    # The clock is read once to begin, once a round, and once at the end: 4 batches in 6 seconds.
+    assert data.pipeline_rate(batches, 5) == 4 * 4 / 6
+    del batch["segment_ids"]
+    ticks = iter(range(100))
+    assert data.pipeline_rate(iter([batch] * 20), 5) == 4 * 6 / 6
+
+
 @pytest.mark.parametrize(
     ("benchmark", "arguments", "message"),
     [
         ("memory", "--num-heads 7", "num_heads 7 does not divide model_dim 768"),
         ("memory", "--encodings carope", "encodings must have rope"),
         ("memory", "--length 0", "length must be at least 1, got 0"),
+        ("data", "--workers 2", "workers must have 0 among them"),
+        ("data", "--mfu 1.5", r"mfu must be in \(0, 1\], got 1.5"),
+        ("data", "--tokenizer train:320 --tokens 9 --length 999999", "tokens is too short"),
         ("phase_error", "--lengths 0", "lengths must be in"),
         ("phase_error", "--head-dim 3", "head_dim must be even.* 3"),
         ("phase_error", "--json /dev/null/rows.json --lengths 4 --head-dim 2", "/dev/null"),
