@@ -1,7 +1,9 @@
-"""The paper's small model (124M) on FineWeb-Edu, with its settings.
+r"""The paper's small model (124M) on FineWeb-Edu, with its settings.
 
-The text's "10 heads" does not divide 768: 12 are used. Give the data with
-`--data.corpus FOLDER` and GPT-2's tokenizer with `--data.tokenizer PATH/tokenizer.json`.
+The text's "10 heads" does not divide 768: 12 are used. The data is prepared once:
+
+    python -m carope_jax.data.prepare --input 'fineweb-edu/*.parquet' --tokenizer gpt2 \
+        --output data/fineweb-edu
 """
 
 from carope_jax.data import DataConfig
@@ -19,9 +21,7 @@ experiment = Experiment(
         dtype="bfloat16",
     ),
     # 1,024 windows of 512 are the paper's 524,288 tokens an update.
-    data=DataConfig(
-        corpus="fineweb-edu", tokenizer="gpt2/tokenizer.json", length=512, batch_size=1024
-    ),
+    data=DataConfig(corpus="data/fineweb-edu", tokenizer="gpt2", length=512, batch_size=1024),
     optimizer=OptimizerConfig(),
     training=TrainingConfig(
         steps=19_000, micro_batches=32, log_every=10, eval_every=1000, eval_tokens=2**20
