@@ -21,9 +21,11 @@ from carope_jax.data._config import DataConfig
 from carope_jax.data._streams import TokenDocuments
 from carope_jax.data._tokenizer import Ids
 
-# Rows open at a time: the more, the less padding; all of them are packed again on a restart.
-_BINS = 256
-_SAMPLED_ROWS = 4 * _BINS
+# Rows open at a time, and their tokens: the more, the less padding; all of them are packed before
+# the first is given, and again on a restart.
+_MOST_BINS, _FEWEST_BINS = 256, 8
+_OPEN_TOKENS = 1 << 22
+_SAMPLED_PIECES = 50_000
 
 _PAIRS = "pairs"
 
@@ -119,7 +121,7 @@ def packed_batches(
         "process_count": process_count,
         "process_index": process_index,
         "workers": config.workers,
-        "bins": _BINS,
+        "bins": _bins(config.length),
     }
     here = shuffled(pieces, config.shuffle_seed)[process_index::process_count]
     batches = _packed_rows(here, config).batch(rows, drop_remainder=True)
@@ -141,7 +143,8 @@ class PackingReport(NamedTuple):
 
 
 def packing_report(lengths: Int32[np.ndarray, " D"], config: DataConfig) -> PackingReport:
-    """How well documents of these lengths are packed, without their tokens.
+    """How well documents of these lengths are packed, without their tokens: those of an epoch, or
+    50,000 pieces of it.
 
     Args:
         lengths: tokens of each document, EOT not counted.
@@ -151,9 +154,8 @@ def packing_report(lengths: Int32[np.ndarray, " D"], config: DataConfig) -> Pack
         ValueError: there is no document, or one is empty.
     """
     pieces = DocumentPieces(_Lengths(lengths), config.length)
-    rows = iter(_packed_rows(shuffled(pieces, config.shuffle_seed), config))
-    sample = [next(rows)["segment_ids"] for _ in range(_SAMPLED_ROWS)]
-    rows.close()
+    sampled = shuffled(pieces, config.shuffle_seed)[: min(len(pieces), _SAMPLED_PIECES)]
+    sample = [row["segment_ids"] for row in _packed_rows(sampled, config)]
     return PackingReport(
         padding=float(np.mean([row_L == 0 for row_L in sample])),
         cut=float(np.mean(lengths > config.length)),
@@ -176,15 +178,19 @@ class _Lengths:
 
 
 def _packed_rows(pieces: grain.MapDataset[Any], config: DataConfig) -> grain.IterDataset[Any]:
-    read_options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_BINS)
+    read_options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_MOST_BINS)
     return experimental.BestFitPackIterDataset(
         pieces.to_iter_dataset(read_options),
         length_struct={_PAIRS: config.length},
-        num_packing_bins=_BINS,
+        num_packing_bins=_bins(config.length),
         # The fullest rows are the first of their group: shuffled, batches are alike.
         shuffle_bins=True,
         seed=config.shuffle_seed,
     ).map(_named)
+
+
+def _bins(length: int) -> int:
+    return max(_FEWEST_BINS, min(_MOST_BINS, _OPEN_TOKENS // length))
 
 
 def _named(row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
