@@ -8,7 +8,13 @@ from carope_jax.evaluation._config import PROTOCOLS, EvaluatedModel, EvaluationC
 from carope_jax.evaluation._plot import plot_by_position
 from carope_jax.evaluation._protocols import evaluate
 from carope_jax.evaluation._report import comparison_markdown, comparison_table
-from carope_jax.evaluation._results import Difference, Evaluation, LengthResult, PositionBin
+from carope_jax.evaluation._results import (
+    Difference,
+    Evaluation,
+    LengthResult,
+    PositionBin,
+    UnitSums,
+)
 from carope_jax.evaluation._same_targets import RISE_TOLERANCE_NATS
 from carope_jax.evaluation._score import Check, NllFunction, Progress, score
 from carope_jax.evaluation._windows import Documents, Window, WindowSet
@@ -26,6 +32,7 @@ __all__ = [
     "NllFunction",
     "PositionBin",
     "Progress",
+    "UnitSums",
     "Window",
     "WindowSet",
     "bootstrap_difference",

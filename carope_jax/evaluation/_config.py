@@ -41,6 +41,9 @@ class EvaluationConfig:
     seed: int = 0
     """Draws the anchors and the resamples."""
 
+    per_unit: bool = False
+    """Also give the sums behind the means, by bootstrap unit: runs can then be compared paired."""
+
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
             near = difflib.get_close_matches(str(self.protocol), PROTOCOLS, n=1, cutoff=0.0)

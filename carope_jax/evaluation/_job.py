@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 
 from carope_jax.evaluation._bootstrap import bootstrap_mean
 from carope_jax.evaluation._config import EvaluatedModel, EvaluationConfig
-from carope_jax.evaluation._results import Evaluation, Interval, LengthResult
+from carope_jax.evaluation._results import Evaluation, Interval, LengthResult, UnitSums
 from carope_jax.evaluation._score import Check, Progress, ScoredRow, score
 from carope_jax.evaluation._windows import Documents, WindowSet
 
@@ -59,6 +59,30 @@ class Job:
             documents=documents,
             stride=stride,
             ci95=interval(bounds),
+        )
+
+    def unit_sums(
+        self,
+        end: int,
+        sums_U: Float64[np.ndarray, " U"],
+        counts_U: Int64[np.ndarray, " U"],
+        *,
+        start: int = 0,
+        units_U: Int64[np.ndarray, " U"] | None = None,
+    ) -> tuple[UnitSums, ...]:
+        """One entry, or none where the sums are not asked for."""
+        if not self.config.per_unit:
+            return ()
+        used = np.flatnonzero(counts_U > 0)
+        units = used if units_U is None else units_U[used]
+        return (
+            UnitSums(
+                start=start,
+                end=end,
+                units=tuple(units.tolist()),
+                sums=tuple(sums_U[used].tolist()),
+                counts=tuple(counts_U[used].tolist()),
+            ),
         )
 
     def need_document(self, least: int) -> None:

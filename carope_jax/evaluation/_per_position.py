@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 
 from carope_jax.evaluation._bootstrap import bootstrap_mean
 from carope_jax.evaluation._job import Job, interval, mean, out_of_reach
-from carope_jax.evaluation._results import Evaluation, LengthResult, PositionBin
+from carope_jax.evaluation._results import Evaluation, LengthResult, PositionBin, UnitSums
 from carope_jax.evaluation._windows import chunk_windows
 
 _CURVE_WIDTH = 16
@@ -23,6 +23,7 @@ class _Profile:
     """Sums of nll by document and bin; bins lie between neighbouring `edges`."""
 
     edges: list[int]
+    units: Int64[np.ndarray, " U"]
     sums: Float64[np.ndarray, "U C"]
     chunks: Int64[np.ndarray, " U"]
 
@@ -76,6 +77,7 @@ def per_position(job: Job) -> Evaluation:
         (result(length) for length in lengths),
         bins=_bins(job, profile, doubling),
         curve=_bins(job, profile, curve),
+        unit_sums=_unit_sums(job, profile, curve),
     )
 
 
@@ -90,7 +92,18 @@ def _profile(job: Job, reach: int, edges: list[int]) -> _Profile:
         row = place[window.unit]
         sums_UC[row] += np.add.reduceat(nll_T[: edges[-1]], edges[:-1])
         chunks_U[row] += 1
-    return _Profile(edges, sums_UC, chunks_U)
+    return _Profile(edges, np.asarray(units, np.int64), sums_UC, chunks_U)
+
+
+def _unit_sums(job: Job, profile: _Profile, edges: list[int]) -> tuple[UnitSums, ...]:
+    sums_UC, counts_UC = profile.merged(edges)
+    return tuple(
+        entry
+        for column, (start, end) in enumerate(itertools.pairwise(edges))
+        for entry in job.unit_sums(
+            end, sums_UC[:, column], counts_UC[:, column], start=start, units_U=profile.units
+        )
+    )
 
 
 def _bins(job: Job, profile: _Profile, edges: list[int]) -> tuple[PositionBin, ...]:

@@ -7,7 +7,7 @@ import numpy as np
 from carope_jax.evaluation._config import EvaluatedModel, EvaluationConfig
 from carope_jax.evaluation._job import Job, out_of_reach
 from carope_jax.evaluation._per_position import per_position
-from carope_jax.evaluation._results import Evaluation, LengthResult
+from carope_jax.evaluation._results import Evaluation, LengthResult, UnitSums
 from carope_jax.evaluation._same_targets import same_targets
 from carope_jax.evaluation._score import Check, Progress, totals_by_unit
 from carope_jax.evaluation._windows import (
@@ -61,6 +61,7 @@ def evaluate(
 
 
 def _paper(job: Job) -> Evaluation:
+    unit_sums: list[UnitSums] = []
     sizes = [len(document) + 1 for document in job.documents]
     starts = np.cumsum([0, *sizes[:-1]])
     size = stream_size(job.documents)
@@ -75,6 +76,7 @@ def _paper(job: Job) -> Evaluation:
             )
         windows = stream_windows(job.documents, job.eot_id, length)
         sums_U, counts_U = totals_by_unit(job.score(windows), windows.total)
+        unit_sums.extend(job.unit_sums(length, sums_U, counts_U))
         documents = int(np.searchsorted(starts, windows.total * length, side="right"))
         return job.result(length, length, sums_U, counts_U, documents)
 
@@ -83,13 +85,15 @@ def _paper(job: Job) -> Evaluation:
     return job.evaluation(
         "window",
         "non-overlapping windows of the evaluation length in the EOT-joined stream",
-        (result(length) for length in job.config.lengths),
+        [result(length) for length in job.config.lengths],
+        unit_sums=tuple(unit_sums),
     )
 
 
 def _sliding(job: Job) -> Evaluation:
     job.need_document(2)
     given = job.config.stride
+    unit_sums: list[UnitSums] = []
 
     def result(length: int) -> LengthResult:
         stride = given or max(1, length // 4)
@@ -97,13 +101,15 @@ def _sliding(job: Job) -> Evaluation:
             return out_of_reach(length, stride=stride)
         windows = sliding_windows(job.documents, job.eot_id, length, stride)
         sums_U, counts_U = totals_by_unit(job.score(windows), len(job.documents))
+        unit_sums.extend(job.unit_sums(length, sums_U, counts_U))
         return job.result(length, stride, sums_U, counts_U, int(np.count_nonzero(counts_U)))
 
     stride = f"{given} tokens" if given else "a quarter of that"
     return job.evaluation(
         "document",
         f"windows of the evaluation length in single documents, stride {stride}",
-        (result(length) for length in job.config.lengths),
+        [result(length) for length in job.config.lengths],
+        unit_sums=tuple(unit_sums),
     )
 
 

@@ -85,6 +85,25 @@ class PositionBin:
 
 
 @dataclass(frozen=True)
+class UnitSums:
+    """The sums behind one mean: a row a bootstrap unit that scored a target.
+
+    Attributes:
+        start: first query position of a bin (`per_position`); 0 elsewhere.
+        end: one past its last; the evaluation length elsewhere.
+        units: index of the document (of the window under `paper`).
+        sums: nats.
+        counts: scored targets.
+    """
+
+    start: int
+    end: int
+    units: tuple[int, ...]
+    sums: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """One model under one protocol.
 
@@ -101,6 +120,8 @@ class Evaluation:
         targets_hash: SHA-256 of every scored (document, offset, token id) (`same_targets`).
         bins: nll by position, doubling from the training length (`per_position`).
         curve: the same, a few positions a bin (`per_position`).
+        unit_sums: the sums behind each length's mean, or behind each bin of the curve
+            (`per_position`), where they were asked for.
     """
 
     protocol: str
@@ -115,6 +136,7 @@ class Evaluation:
     targets_hash: str | None = None
     bins: tuple[PositionBin, ...] = ()
     curve: tuple[PositionBin, ...] = ()
+    unit_sums: tuple[UnitSums, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Dicts, lists, strings and finite numbers, without the keys a protocol doesn't fill."""
@@ -139,6 +161,7 @@ class Evaluation:
             "differences": Difference,
             "bins": PositionBin,
             "curve": PositionBin,
+            "unit_sums": UnitSums,
         }
         values: dict[str, Any] = {}
         for field in fields(cls):
@@ -154,8 +177,10 @@ class Evaluation:
             raise ValueError(f"not the JSON of an evaluation: {error}") from error
 
 
-def _entry_to_json(entry: LengthResult | Difference | PositionBin) -> dict[str, Any]:
+def _entry_to_json(entry: LengthResult | Difference | PositionBin | UnitSums) -> dict[str, Any]:
     data = {field.name: getattr(entry, field.name) for field in fields(entry)}
+    if isinstance(entry, UnitSums):
+        return data | {name: list(data[name]) for name in ("units", "sums", "counts")}
     data["ci95"] = list(entry.ci95)
     if not isinstance(entry, Difference):
         ppl = _perplexity(entry.nll)
@@ -166,7 +191,8 @@ def _entry_to_json(entry: LengthResult | Difference | PositionBin) -> dict[str, 
 def _entry_from_json(kind: type, data: Mapping[str, Any]) -> Any:
     names = {field.name for field in fields(kind)}
     values = {name: data[name] for name in names & data.keys()}
+    lists = ("units", "sums", "counts") if kind is UnitSums else ("ci95",)
     try:
-        return kind(**{**values, "ci95": tuple(data["ci95"])})
+        return kind(**{**values, **{name: tuple(data[name]) for name in lists}})
     except (KeyError, TypeError) as error:
         raise ValueError(f"not the JSON of a {kind.__name__}: {error}") from error

@@ -61,6 +61,7 @@ def same_targets(job: Job) -> Evaluation:
             if length != reference
         ),
         targets_hash=hashes[reference],
+        unit_sums=sum((job.unit_sums(at, sums[at], counts_U) for at in sums), ()),
     )
 
 

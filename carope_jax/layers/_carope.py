@@ -31,7 +31,7 @@ from carope_jax.positions import (
 
 Init = Literal["rope", "paper"]
 """Where training starts: "rope" (W = 0 and a bias: RoPE exactly), "paper" (W ~ N(0, 0.02))."""
-Control = Literal["none", "frozen", "shuffled", "mean"]
+Control = Literal["none", "frozen", "constant", "shuffled", "mean"]
 """What stands in for a learned, context-dependent frequency, to test the claim."""
 Source = Literal["hidden", "embedding"]
 """What the frequencies depend on."""
@@ -58,7 +58,8 @@ class CaropeConfig(RotaryConfig):
     """Whether a token's own increment is in its phase (the paper)."""
     control: Control = "none"
     """A stand-in for the learned frequency: frozen (random W, never trained: an accumulated random
-    rotation, arXiv 2606.24975), shuffled (f of the batch's previous sequence, so that nothing of
+    rotation, arXiv 2606.24975), constant (W = 0, only the bias of init=rope is trained: a learned
+    base a head, without context), shuffled (f of the batch's previous sequence, so that nothing of
     the future leaks), or mean (each head's mean increments in place of the context's, from the
     weight `mean_increments` [K, P], which starts at the increments of W = 0)."""
     base: float = 10_000.0
@@ -87,6 +88,12 @@ class CaropeConfig(RotaryConfig):
             if not self.base > 1:
                 raise ValueError(f"init='rope' needs a base above 1, got {self.base}")
 
+        elif self.control == "constant":
+            raise ValueError(
+                f"control='constant' trains the bias alone, and init={self.init!r} has none: "
+                "use init='rope'"
+            )
+
     def attention_parameters(self, dims: HeadDims) -> dict[str, Parameter]:
         """W [D, K], or [D, K, P] for an f a pair; the bias where training starts as RoPE."""
         pairs = dims.head_dim // 2
@@ -94,17 +101,20 @@ class CaropeConfig(RotaryConfig):
         axes = ("embed", "kv_heads", "pairs")[: 1 + len(outputs)]
         trained = self.control != "frozen"
         still = self.init == "rope" and trained
+        trains_kernel = self.control not in ("frozen", "constant")
         kernel_init = (
             jax.nn.initializers.zeros if still else jax.nn.initializers.normal(self.kernel_std)
         )
-        parameters = {"kernel": Parameter((dims.model_dim, *outputs), kernel_init, axes, trained)}
+        shape = (dims.model_dim, *outputs)
+        parameters = {"kernel": Parameter(shape, kernel_init, axes, trains_kernel)}
         if self.init == "rope":
             start = _rope_start(self.base, dims.head_dim, self.exponent)
             parameters["bias"] = Parameter(outputs, _constant(start), axes[1:], trained)
         if self.control == "mean":
             means = _constant(self._still_increments(dims))
-            shape = (dims.kv_heads, pairs)
-            parameters["mean_increments"] = Parameter(shape, means, ("kv_heads", "pairs"), False)
+            parameters["mean_increments"] = Parameter(
+                (dims.kv_heads, pairs), means, ("kv_heads", "pairs"), False
+            )
         return parameters
 
     def initial_state(self, dims: HeadDims, batch: int) -> UInt32[Array, "B K P"]:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Literal, get_args
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from carope_jax.layers._encoding import (
@@ -88,6 +89,8 @@ class RopeConfig(RotaryConfig):
     W = 0 (2.08e7 at head_dim 64): the matched control for a gain that comes from the base alone."""
     rotary_dim: int | None = None
     """How many leading features of a head turn; all by default."""
+    head_bases: tuple[float, ...] = ()
+    """In place of `base`: one a key/value head, whose query group shares it."""
 
     def turning(self, dims: HeadDims) -> int:
         """How many features of a head turn."""
@@ -103,13 +106,27 @@ class RopeConfig(RotaryConfig):
             raise ValueError(f"base must be a number or 'carope', got {self.base!r}")
         base = 1.0 if self.base == "carope" else self.base
         self.check_rotary(dims.head_dim, self.turning(dims), base)
+        if not self.head_bases:
+            return
+        if dims.kv_heads and len(self.head_bases) != dims.kv_heads:
+            raise ValueError(
+                f"head_bases must be one for each of {dims.kv_heads} key/value heads, "
+                f"got {len(self.head_bases)}"
+            )
+        if not all(base > 0 for base in self.head_bases):
+            raise ValueError(f"head_bases must be positive, got {self.head_bases}")
+        if self.base != RopeConfig.base:
+            raise ValueError(f"base {self.base} and head_bases both say it: give one")
+        if self.scaling.rule in ("yarn", "llama3"):
+            raise ValueError(f"the rule {self.scaling.rule!r} is for one base, not head_bases")
 
     def rotate(self, weights: Weights, dims: HeadDims, given: AttentionInput) -> Rotated:
         """Turned by position, which begins again at each segment."""
         turning, base = self.turning(dims), self.base_of(dims)
         scaling = self.scaled(given.q.shape[1], turning // 2, base)
         positions = given.segmentation.positions
-        phases = rope_phases(positions, turning, base=base, scaling=scaling)
+        bases = jnp.asarray(self.head_bases, jnp.float32) if self.head_bases else base
+        phases = rope_phases(positions, turning, base=bases, scaling=scaling)
         return self.turned(given, phases, scaling)
 
 

@@ -12,7 +12,7 @@ from carope_jax.models._cache import Cache
 from carope_jax.models._config import ModelConfig
 from carope_jax.models._dense import Dense
 from carope_jax.models._sharding import Sharding
-from carope_jax.positions import score_bias
+from carope_jax.positions import project, score_bias
 
 # B batch, T time, D model, H query heads, K key/value heads, N head dim.
 
@@ -28,6 +28,12 @@ class SelfAttention(nnx.Module):
         self.value = Dense(config, dims.model_dim, kv_dim, ("embed", "kv_heads"), rngs=rngs)
         self.out = Dense(
             config, query_dim, dims.model_dim, ("heads", "embed"), residual=True, rngs=rngs
+        )
+        # Zeros need no key, so that the other weights start as they do without it.
+        self.value_gate_kernel = (
+            nnx.Param(jnp.zeros((dims.model_dim, dims.kv_heads)), axes=("embed", "kv_heads"))
+            if config.value_gate
+            else None
         )
         # A key of its own, drawn whatever it does with it: the other weights start alike.
         own_rngs = nnx.Rngs(params=rngs.params())
@@ -108,10 +114,14 @@ class SelfAttention(nnx.Module):
 
     def _project(self, x_BTD: Array) -> tuple[Array, Array, Array]:
         heads = (*x_BTD.shape[:2], -1, self.head_dim)
+        v_BTKN = self.value(x_BTD).reshape(heads)
+        if self.value_gate_kernel is not None:
+            gate_BTK = 2 * jax.nn.sigmoid(project(x_BTD, self.value_gate_kernel[...]))
+            v_BTKN *= gate_BTK[..., None].astype(v_BTKN.dtype)
         return (
             self._constrain(self.query(x_BTD).reshape(heads), "heads"),
             self._constrain(self.key(x_BTD).reshape(heads), "kv_heads"),
-            self._constrain(self.value(x_BTD).reshape(heads), "kv_heads"),
+            self._constrain(v_BTKN, "kv_heads"),
         )
 
     def _merge_heads(self, out_BTHN: Array) -> Array:

@@ -51,6 +51,9 @@ class ModelConfig(EncodingChoice):
     """Implementation of the attention: one that can't run here is an error."""
     remat: Remat = "none"
     """What the backward pass recomputes: nothing, all but the matrix products, or whole blocks."""
+    value_gate: bool = False
+    """A control: values are multiplied by 2 sigmoid(x W), W [model_dim, kv_heads] starting at 0. As
+    many parameters as CARoPE's W, given to something other than the phase."""
     scan_unroll: int = 1
     """How many blocks a step of the scan over layers holds: compile time against speed."""
 

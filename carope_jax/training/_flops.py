@@ -40,6 +40,8 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
         for name, parameter in config.encoding.attention_parameters(dims).items()
         if name.endswith("kernel")
     )
+    if config.value_gate:
+        encoding += dims.model_dim * dims.kv_heads
     weights = config.num_layers * (attention + feed_forward + encoding) + output
     return 6.0 * weights + 12.0 * config.num_layers * query * length
 

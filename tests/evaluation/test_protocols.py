@@ -345,3 +345,22 @@ def test_a_nll_that_is_not_finite_names_the_protocol():
 
     with pytest.raises(FloatingPointError, match="protocol sliding, toy, length 8: nll is nan"):
         run("sliding", (8,), corpus([40]), toy_model(8, nll=nll))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_sums_by_unit_make_the_means(protocol):
+    documents = corpus([40, 3, 90, 64])
+    assert run(protocol, [8, 16], documents).unit_sums == ()
+    evaluation = run(protocol, [8, 16], documents, per_unit=True)
+    assert Evaluation.from_json(json.loads(json.dumps(evaluation.to_json()))) == evaluation
+    means = {(0, r.length): r for r in evaluation.results}
+    if protocol == "per_position":
+        means = {(piece.start, piece.end): piece for piece in evaluation.curve}
+    assert [(entry.start, entry.end) for entry in evaluation.unit_sums] == list(means)
+    for entry in evaluation.unit_sums:
+        mean = means[entry.start, entry.end]
+        assert math.fsum(entry.sums) / sum(entry.counts) == mean.nll
+        assert sum(entry.counts) == mean.tokens
+        assert min(entry.counts) > 0
+        if evaluation.bootstrap_unit == "document" and protocol != "sliding":
+            assert entry.units == (0, 2, 3)  # the document of 3 tokens is too short

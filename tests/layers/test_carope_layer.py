@@ -48,9 +48,10 @@ REACHABLE = [
         ("rope", "paper"),
         ("power", "shared", "free"),
         (0, 1),
-        ("none", "frozen", "shuffled", "mean"),
+        ("none", "frozen", "constant", "shuffled", "mean"),
     )
-    if values[0] == "paper" or (values[1] != "shared" and values[2] == 0)
+    if (values[0] == "paper" and values[3] != "constant")
+    or (values[0] == "rope" and values[1] != "shared" and values[2] == 0)
 ]
 
 
@@ -61,7 +62,7 @@ def test_every_option_makes_a_layer():
         )
         return layer(Q, KEYS, X, carry=layer.initial_carry(B))
 
-    assert len(REACHABLE) == 32
+    assert len(REACHABLE) == 34
     for options in REACHABLE:
         q, k, carry = jax.eval_shape(lambda o=options: run(o))
         assert (q.shape, k.shape, carry.shape) == (Q.shape, KEYS.shape, (B, K, P)), options
@@ -77,6 +78,7 @@ def test_every_option_makes_a_layer():
             {"first_exponent": 1, "exponent": "free"},
             "init='rope' can't be reached with exponent='free', first_exponent=1",
         ),
+        ({"control": "constant", "init": "paper"}, "trains the bias alone, .*='paper' has none"),
         ({"init": "ropes"}, "init must be one of .* 'ropes'"),
         ({"exponent": "powers"}, "exponent must be one of .* 'powers'"),
         ({"control": "froze"}, "control must be one of .* 'froze'"),
@@ -131,6 +133,12 @@ def test_frozen_has_nothing_to_train():
     assert len(jax.tree.leaves(nnx.state(layer, FrozenParam))) == 2
     assert np.std(layer.log_frequency(X), axis=1).min() > 1e-3
     assert jax.tree.leaves(nnx.state(make(), nnx.Param))
+
+
+def test_constant_trains_the_bias_alone():
+    layer = make(control="constant", init="rope")
+    assert [path for path, _ in nnx.to_flat_state(nnx.state(layer, nnx.Param))] == [("bias",)]
+    assert np.ptp(layer.log_frequency(X), axis=1).max() == 0
 
 
 def gradient_by_token(layer, row, token):
@@ -228,3 +236,13 @@ def test_interpolation_divides_the_increments():
     first, second = np.asarray(Q[..., :P]), np.asarray(Q[..., P:])
     expected = first * np.cos(angles) - second * np.sin(angles)
     np.testing.assert_allclose(q[..., :P], expected, atol=1e-5)
+
+
+def test_bases_a_head_are_those_of_one_head_each():
+    q, k = Rope(N, head_bases=(100.0, 9.0))(Q, KEYS)
+    group = Q.shape[2] // K
+    for head, base in enumerate((100.0, 9.0)):
+        queries = slice(head * group, (head + 1) * group)
+        one_q, one_k = Rope(N, base=base)(Q[:, :, queries], KEYS[:, :, head : head + 1])
+        np.testing.assert_allclose(q[:, :, queries], one_q, atol=1e-5)
+        np.testing.assert_allclose(k[:, :, head : head + 1], one_k, atol=1e-5)

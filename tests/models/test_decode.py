@@ -23,6 +23,7 @@ IDS = jnp.asarray(
 )
 YARN = ScalingConfig("yarn", 4.0, original_length=4)
 CONFIGS = {name: dataclasses.replace(TINY, position=name) for name in ENCODINGS} | {
+    "gated values": dataclasses.replace(TINY, value_gate=True),
     "carope of embeddings": dataclasses.replace(
         TINY,
         position="carope",

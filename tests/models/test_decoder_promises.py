@@ -8,7 +8,7 @@ from decoder_reference import LENGTH, TINY, VOCAB, logits, quick_jit, stirred
 from flax import nnx
 
 from carope_jax.layers import ENCODINGS, AttentionEncoding, CaropeConfig
-from carope_jax.models import ModelConfig, token_nll
+from carope_jax.models import Decoder, ModelConfig, token_nll
 
 rng = np.random.default_rng(0)
 B = 2
@@ -21,6 +21,7 @@ def carope(**options):
 
 PLAIN = {name: dataclasses.replace(TINY, position=name) for name in ENCODINGS}
 VARIANTS = {
+    "gated values": dataclasses.replace(TINY, value_gate=True),
     "carope of embeddings": carope(source="embedding", init="paper"),
     "carope exclusive": carope(inclusive=False, exponent="free"),
     "carope shuffled": carope(control="shuffled"),
@@ -53,6 +54,15 @@ def test_no_logit_depends_on_a_later_token(name):
                 assert depends[past].any()
             else:
                 assert not depends.any()
+
+
+def test_gated_values_start_as_plain_ones():
+    plain, gated = (Decoder(c, rngs=nnx.Rngs(0)) for c in (TINY, VARIANTS["gated values"]))
+    np.testing.assert_array_equal(logits(gated, TOKENS), logits(plain, TOKENS))
+    kernel = gated.blocks.attention.value_gate_kernel
+    assert kernel.shape == (TINY.num_layers, TINY.model_dim, TINY.kv_heads)
+    kernel[...] = jnp.asarray(rng.normal(size=kernel.shape), jnp.float32)
+    assert np.abs(logits(gated, TOKENS) - logits(plain, TOKENS)).max() > 1e-4
 
 
 def test_carope_at_its_start_is_rope():
