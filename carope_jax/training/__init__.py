@@ -2,10 +2,12 @@
 
 from carope_jax._interrupt import Interrupted, InterruptFlag
 from carope_jax.training._checkpoint import CheckpointConfig, Checkpoints, Restored
+from carope_jax.training._compare import Comparison, Difference, compare_runs
 from carope_jax.training._config import RESUMABLE, Experiment, TrainingConfig
 from carope_jax.training._evaluate import evaluate_runs, evaluated_model
 from carope_jax.training._flops import flops_per_token, peak_flops
-from carope_jax.training._loop import Inputs, NonFiniteLoss, read_inputs, resolve, train
+from carope_jax.training._inputs import Inputs, read_inputs, resolve
+from carope_jax.training._loop import NonFiniteLoss, train
 from carope_jax.training._manifest import CheckpointCorrupt, CheckpointMismatch, check_same
 from carope_jax.training._mesh import MeshConfig, make_mesh
 from carope_jax.training._optimizer import OptimizerConfig, make_optimizer, make_schedule
@@ -40,6 +42,8 @@ __all__ = [
     "CheckpointCorrupt",
     "CheckpointMismatch",
     "Checkpoints",
+    "Comparison",
+    "Difference",
     "Experiment",
     "Inputs",
     "InterruptFlag",
@@ -59,6 +63,7 @@ __all__ = [
     "batch_loss",
     "batch_shapes",
     "check_same",
+    "compare_runs",
     "compile_step",
     "evaluate_runs",
     "evaluated_model",

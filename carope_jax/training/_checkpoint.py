@@ -157,6 +157,16 @@ class Checkpoints:
         """
         return self._manifest(self._existing(step))["info"]
 
+    def fingerprints(self, step: int) -> dict[str, int]:
+        """The fingerprint saved with each array of a step, by its path; no array is read.
+
+        Raises:
+            FileNotFoundError: There is no such step.
+            CheckpointCorrupt: They can't be read, or were damaged.
+        """
+        leaves = self._manifest(self._existing(step))["leaves"]
+        return {path: leaf[2] for path, leaf in leaves.items()}
+
     def restore(
         self,
         abstract_state: Any,

@@ -20,7 +20,7 @@ class TrainingConfig:
     seed: int = 0
     """Seed of the parameters' initialisation."""
     log_every: int = 10
-    """Steps between two rows of metrics.jsonl."""
+    """Steps between two rows of metrics.jsonl; there is one at each checkpoint besides."""
     eval_every: int = 100
     """Steps between two validations at 1x and 2x the training length; 0: none."""
     eval_tokens: int = 32768

@@ -1,5 +1,6 @@
 """A 32-bit fingerprint of an array's bits, the same however the array is laid out over devices."""
 
+import zlib
 from collections.abc import Mapping
 
 import jax
@@ -36,6 +37,23 @@ def fingerprints(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
     # One at a time: many small programs in flight over simulated devices, each waiting for all of
     # them, were seen to starve one another until XLA gave up and aborted.
     return {name: int(_fingerprint(array)) for name, array in arrays.items()}
+
+
+def joint_fingerprint(sums: Mapping[str, int]) -> int:
+    """One number for several arrays' fingerprints, each weighted by its name, in any order."""
+    return sum(value * _weight(name) for name, value in sums.items()) % 2**32
+
+
+def batch_fingerprint(batch: Mapping[str, jax.Array]) -> jax.Array:
+    """The joint fingerprint of a batch's arrays, for use inside a compiled function: uint32 []."""
+    total = jnp.zeros((), jnp.uint32)
+    for name, array in batch.items():
+        total += _fingerprint(array) * jnp.uint32(_weight(name))
+    return total
+
+
+def _weight(name: str) -> int:
+    return zlib.crc32(name.encode()) | 1
 
 
 def _has_plain_bits(dtype: jnp.dtype) -> bool:

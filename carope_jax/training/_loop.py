@@ -1,6 +1,5 @@
 """The training loop: batches in, updates, and on the way rows, validations and checkpoints."""
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -9,77 +8,25 @@ from typing import Any
 import grain
 import jax
 import numpy as np
-from etils import epath
 from rich.console import Console
 
 from carope_jax._interrupt import Interrupted, InterruptFlag
-from carope_jax.data import Dataset, load_dataset
 from carope_jax.evaluation import EvaluationConfig, evaluate
 from carope_jax.training._checkpoint import Checkpoints
-from carope_jax.training._config import Experiment
 from carope_jax.training._evaluate import beginnings, evaluated_model
+from carope_jax.training._fingerprint import fingerprints, joint_fingerprint
 from carope_jax.training._flops import flops_per_token, peak_flops
-from carope_jax.training._manifest import check_same
-from carope_jax.training._plan import Plan, lay_out, make_plan, print_facts
+from carope_jax.training._inputs import Inputs
+from carope_jax.training._manifest import by_path, check_same
+from carope_jax.training._plan import Plan, make_plan, print_facts
+from carope_jax.training._profile import Profiler
 from carope_jax.training._records import VALIDATION, ProgressLine, Records, Row, to_row
-from carope_jax.training._run import RunFolder, check_resumable
 from carope_jax.training._state import TrainState, initial_state
 from carope_jax.training._step import Batch, make_nll_function
 
 
 class NonFiniteLoss(FloatingPointError):  # noqa: N818 - named for what happened
     """The loss or the gradient is not a number any more; the message names the good checkpoint."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    """What a run is made of, read and checked before anything is compiled."""
-
-    folder: RunFolder
-    experiment: Experiment
-    """Resolved."""
-    dataset: Dataset
-
-    @property
-    def info(self) -> dict[str, Any]:
-        """What a checkpoint says of the data and the tokenizer."""
-        return {"tokenizer": self.dataset.tokenizer.hash, "data": self.dataset.fingerprint}
-
-
-def read_inputs(experiment: Experiment, workdir: str | epath.Path) -> Inputs:
-    """Reads the data, resolves the experiment, and compares it with the run that is there, if any.
-
-    Raises:
-      FileNotFoundError: the corpus or the tokenizer is missing.
-      ValueError: the text is too short, the tokenizer does not fit, the batch or the model does not
-        divide over the mesh, or the folder holds a run that differs in what an update computes;
-        every difference is named.
-    """
-    folder = RunFolder(workdir)
-    tokenizer = folder.tokenizer() if folder.exists() else None
-    dataset = load_dataset(experiment.data, tokenizer)
-    experiment = experiment.resolved(dataset.tokenizer.vocab_size)
-    if folder.exists():
-        check_resumable(folder.experiment(), experiment)
-    dataset.batches(experiment.data).close()  # raises where there is none
-    if experiment.training.eval_every and not len(dataset.validation):
-        raise ValueError(
-            f"eval_every {experiment.training.eval_every} needs held-out documents, and the data "
-            "has none: set it to 0"
-        )
-    lay_out(experiment)
-    return Inputs(folder, experiment, dataset)
-
-
-def resolve(experiment: Experiment) -> Experiment:
-    """The experiment with nothing left to derive; reads its data only if the vocabulary needs it.
-
-    Raises:
-      FileNotFoundError, ValueError: as `read_inputs` does.
-    """
-    if experiment.model.vocab_size is not None:
-        return experiment.resolved(experiment.model.vocab_size)
-    return experiment.resolved(load_dataset(experiment.data).tokenizer.vocab_size)
 
 
 def train(
@@ -155,7 +102,7 @@ class _Loop:
         if self.step > 0 and self._due(self.config.eval_every, last):
             unvalidated = records.pop_unvalidated(self.step)
         progress = ProgressLine(self.console, steps=self.config.steps, done=self.step)
-        profiler = _Profiler(str(folder / "profile"), profile_steps)
+        profiler = Profiler(str(folder / "profile"), profile_steps)
         with records, progress, profiler:
             try:
                 for row in self._rows(last, unvalidated, profiler, progress.update):
@@ -180,7 +127,7 @@ class _Loop:
         self,
         last: int,
         unvalidated: Row | None,
-        profiler: "_Profiler",
+        profiler: Profiler,
         moved: Callable[[int], None],
     ) -> Iterator[Row]:
         """Updates until `last`; yields what is to be logged."""
@@ -197,13 +144,16 @@ class _Loop:
             profiler.after(self.step, metrics)
             moved(self.step)
             validate = self._due(self.config.eval_every, last)
-            if validate or self._due(self.config.log_every, last):
+            save = self.step % self.inputs.experiment.checkpoint.every == 0
+            if validate or save or self._due(self.config.log_every, last):
                 self._check_finite()
                 seconds = time.monotonic() - clock
                 row = to_row(self.step, metrics) | self._speed(self.step - counted, seconds)
+                if save:
+                    row["params_fingerprint"] = self._params_fingerprint()
                 yield from self._validated(row) if validate else (row,)
                 clock, counted = time.monotonic(), self.step
-            if self.step % self.inputs.experiment.checkpoint.every == 0:
+            if save:
                 self._save()
 
     def _validated(self, row: Row) -> Iterator[Row]:
@@ -246,6 +196,9 @@ class _Loop:
             self.checkpoints.save(self.step, self.state, data=self.data, info=self.inputs.info)
             self.saved = self.step
 
+    def _params_fingerprint(self) -> int:
+        return joint_fingerprint(fingerprints(by_path(self.state.params)))
+
     def _speed(self, updates: int, seconds: float) -> Row:
         experiment, mesh = self.inputs.experiment, self.plan.model.sharding.mesh
         rate = updates * experiment.tokens_per_update / seconds
@@ -268,33 +221,3 @@ class _Loop:
         eot_id = self.inputs.dataset.tokenizer.eot_id
         result = evaluate(config, model, self._validation, eot_id, check=self.flag.check)
         return {f"{VALIDATION}{r.length}": r.nll for r in result.results}
-
-
-class _Profiler:
-    """Traces the updates from `first` to `last`, if any are asked for."""
-
-    def __init__(self, folder: str, steps: tuple[int, int] | None) -> None:
-        self._folder, self._steps, self._running = folder, steps, False
-
-    def __enter__(self) -> "_Profiler":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop()
-
-    def before(self, step: int) -> None:
-        """Begins the trace before update `first`."""
-        if self._steps is not None and step == self._steps[0]:
-            jax.profiler.start_trace(self._folder)
-            self._running = True
-
-    def after(self, step: int, metrics: dict[str, Any]) -> None:
-        """Ends it after update `last` is computed."""
-        if self._running and self._steps is not None and step == self._steps[1]:
-            jax.block_until_ready(metrics)
-            self._stop()
-
-    def _stop(self) -> None:
-        if self._running:
-            jax.profiler.stop_trace()
-            self._running = False

@@ -21,6 +21,12 @@ Row = dict[str, int | float | list[float] | None]
 VALIDATION = "validation_nll_"
 """A row's entry of a validation is this and the length: nats a token, null out of reach."""
 
+FINGERPRINT = "_fingerprint"
+"""A row's entry of what was computed from or with, as one exact number, ends so."""
+
+WALL_CLOCK = frozenset({"tokens_per_second", "mfu"})
+"""A row's entries that differ between two runs of the same."""
+
 
 class Records:
     """Writes rows to metrics.jsonl and TensorBoard. Rows after `step` are dropped first.
@@ -104,7 +110,8 @@ def to_row(step: int, metrics: Mapping[str, Any]) -> Row:
 
 
 def _scalars(name: str, value: Any) -> list[tuple[str, float]]:
-    if name == "step" or value is None:
+    # A fingerprint is equal or not: a curve of it says nothing.
+    if name == "step" or name.endswith(FINGERPRINT) or value is None:
         return []
     if isinstance(value, list):
         return [(f"{name}/layer_{layer}", number) for layer, number in enumerate(value)]

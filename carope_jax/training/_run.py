@@ -95,16 +95,28 @@ def _parts(kind: type) -> list[type]:
 
 def check_resumable(saved: Experiment, wanted: Experiment) -> None:
     """Raises a ValueError that names every difference which would change what a run computes."""
+    ours, theirs = (
+        {n: v for n, v in flat_fields(e).items() if not is_resumable(n)} for e in (wanted, saved)
+    )
+    check_same(ours, theirs, "the run's experiment")
 
-    def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+
+def flat_fields(experiment: Experiment) -> dict[str, Any]:
+    """Every field of an experiment by its dotted path."""
+
+    def flat(fields: dict[str, Any], prefix: str) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for name, value in fields.items():
-            if prefix + name not in RESUMABLE:
-                nested = isinstance(value, dict)
-                out |= flat(value, prefix + name + ".") if nested else {prefix + name: value}
+            inner = flat(value, f"{prefix}{name}.") if isinstance(value, dict) else None
+            out |= {prefix + name: value} if inner is None else inner
         return out
 
-    check_same(flat(to_json(wanted)), flat(to_json(saved)), "the run's experiment")
+    return flat(to_json(experiment), "")
+
+
+def is_resumable(field: str) -> bool:
+    """Whether the field at a dotted path may differ when a run goes on."""
+    return any(field == name or field.startswith(name + ".") for name in RESUMABLE)
 
 
 class LoadedRun(NamedTuple):

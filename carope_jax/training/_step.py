@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array
 
 from carope_jax.models import token_nll
+from carope_jax.training._fingerprint import batch_fingerprint
 from carope_jax.training._state import Model, TrainState
 
 # B batch, T time, M micro-batches.
@@ -52,7 +53,8 @@ def make_train_step(
     """An update: the gradient of (sum of losses / sum of tokens) over all micro-batches.
 
     The returned function is pure and not yet jitted. Its metrics: `loss` (nats a token),
-    `grad_norm` (before clipping), `learning_rate`, `tokens`, and the encodings' measurements.
+    `grad_norm` (before clipping), `learning_rate`, `tokens`, the encodings' measurements, and
+    `batch_fingerprint` (uint32), the same on any mesh.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -80,6 +82,7 @@ def make_train_step(
             "grad_norm": optax.tree.norm(gradient),
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
             "tokens": count,
+            "batch_fingerprint": batch_fingerprint(batch),
             **jax.tree.map(lambda m: m.mean(0), measurements),
         }
         params = optax.apply_updates(state.params, updates)
