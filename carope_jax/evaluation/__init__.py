@@ -4,7 +4,12 @@ Everything here runs on the host, in numpy, over one injected function (`NllFunc
 """
 
 from carope_jax.evaluation._bootstrap import bootstrap_difference, bootstrap_mean
-from carope_jax.evaluation._config import PROTOCOLS, EvaluatedModel, EvaluationConfig
+from carope_jax.evaluation._config import (
+    PROTOCOLS,
+    EvaluatedModel,
+    EvaluationConfig,
+    ProtocolName,
+)
 from carope_jax.evaluation._plot import plot_by_position
 from carope_jax.evaluation._protocols import evaluate
 from carope_jax.evaluation._report import comparison_markdown, comparison_table
@@ -32,6 +37,7 @@ __all__ = [
     "NllFunction",
     "PositionBin",
     "Progress",
+    "ProtocolName",
     "UnitSums",
     "Window",
     "WindowSet",
