@@ -36,7 +36,7 @@ class Variant:
     overrides: Overrides
     """Fields of `model` by dotted path; `PER_LENGTH` stands for length / training length. With
     `model.carope.control` mean, the trained model's mean increments are put in."""
-    protocols: tuple[ProtocolName, ...] = ("paper", "same_targets")
+    protocols: tuple[ProtocolName, ...] = ("same_targets",)
     """Which of the study's protocols it is evaluated under."""
 
 

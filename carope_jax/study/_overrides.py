@@ -29,7 +29,7 @@ def with_overrides(experiment: Experiment, overrides: Overrides, where: str) -> 
             raise ValueError(f"{where}: unknown field {path!r}; did you mean {near[0]!r}?")
     try:
         changed = _replaced(experiment, overrides)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{where}: {error}") from error
     # The dataclasses check ranges; this checks types.
     from_json(to_json(changed), where)

@@ -124,7 +124,7 @@ class _Runner:
                 try:
                     self._step(step)
                 except _Waiting as reason:
-                    self.waiting[step.arm.name] = str(reason)
+                    self.waiting.setdefault(step.arm.name, str(reason))
                     self.progress.skip(len(self._rates(step) or (None,)))
         failed = tuple(
             f"{key.name}: {result['error']}"
