@@ -25,7 +25,8 @@ from carope_jax.study import (
     steps,
 )
 from carope_jax.study.__main__ import main
-from carope_jax.training import Experiment, Interrupted
+from carope_jax.study._overrides import with_overrides
+from carope_jax.training import Experiment, Interrupted, from_json, to_json
 
 RATES = (1e-3, 2e-3, 4e-3)
 RESULT = {
@@ -290,6 +291,10 @@ def test_overrides_from_a_trained_carope():
     assert found["model.carope.base"] == pytest.approx((1 + np.logaddexp(0, bias)) ** 32, rel=1e-4)
     bases = mean_bases(result)["model.rope.head_bases"]
     assert np.power(bases, -2 / 64) == pytest.approx([0.6, 0.8], rel=1e-5)
+    experiment = with_overrides(
+        Experiment(), {"model.position": "rope", "model.num_heads": 2} | mean_bases(result), "a"
+    )
+    assert from_json(json.loads(json.dumps(to_json(experiment))), "a") == experiment
     with pytest.raises(ValueError, match="a has no frequencies"):
         frozen_like(result | {"frequencies": None})
 
