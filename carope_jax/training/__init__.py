@@ -5,7 +5,7 @@ from carope_jax.training._checkpoint import CheckpointConfig, Checkpoints, Resto
 from carope_jax.training._compare import Comparison, Difference, compare_runs
 from carope_jax.training._config import RESUMABLE, Experiment, TrainingConfig
 from carope_jax.training._evaluate import evaluate_runs, evaluated_model
-from carope_jax.training._flops import flops_per_token, peak_flops
+from carope_jax.training._flops import flops_per_token, peak_flops, peak_flops_of
 from carope_jax.training._inputs import Inputs, read_inputs, resolve
 from carope_jax.training._loop import NonFiniteLoss, train
 from carope_jax.training._manifest import CheckpointCorrupt, CheckpointMismatch, check_same
@@ -79,6 +79,7 @@ __all__ = [
     "make_train_step",
     "memory_per_device",
     "peak_flops",
+    "peak_flops_of",
     "print_facts",
     "read_inputs",
     "read_metrics",

@@ -46,6 +46,17 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
     return 6.0 * weights + 12.0 * config.num_layers * query * length
 
 
+def peak_flops_of(chip: str) -> float:
+    """Dense bfloat16 FLOP a second of a chip by its `device_kind`.
+
+    Raises:
+      ValueError: it is not known; those that are, are named.
+    """
+    if chip not in _PEAK_BFLOAT16:
+        raise ValueError(f"chip must be one of {', '.join(_PEAK_BFLOAT16)}, got {chip!r}")
+    return _PEAK_BFLOAT16[chip]
+
+
 def peak_flops(device: jax.Device) -> float | None:
     """Dense bfloat16 FLOP a second of a chip, or None where it is not known."""
     return _PEAK_BFLOAT16.get(device.device_kind)

@@ -311,8 +311,8 @@ def test_the_study_of_the_project_is_possible(request):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say which of run"),
-        (["rum"], "say which of run"),
+        ([], "say which of run, report, cost"),
+        (["rum"], "say which of run, report, cost"),
         (["run", "nowhere.py", "--workdir", "w"], "no study file nowhere.py"),
     ],
 )
