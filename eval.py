@@ -24,7 +24,14 @@ from carope_jax.evaluation import (
     comparison_table,
     plot_by_position,
 )
-from carope_jax.training import InterruptFlag, MeshConfig, evaluate_runs
+from carope_jax.training import (
+    DistributedConfig,
+    MeshConfig,
+    evaluate_runs,
+    interrupt_flag,
+    is_first,
+    start_processes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +49,8 @@ class Arguments:
     """Which checkpoint; the newest by default."""
     mesh: MeshConfig = MeshConfig()
     """How the devices are laid out."""
+    distributed: DistributedConfig = DistributedConfig()
+    """How the processes find one another where there are several hosts."""
     json: Path | None = None
     """Write the results there: an object for one run, a list for several."""
     markdown: Path | None = None
@@ -61,8 +70,10 @@ def main(argv: Sequence[str]) -> None:
         names = [folder.name for folder in arguments.workdir]
         if len(set(names)) < len(names):
             raise ValueError(f"runs are told apart by their folders' names, got {names}")
-    console = Console(soft_wrap=True)
-    with InterruptFlag() as flag, command.input_errors():
+    with command.input_errors():
+        start_processes(arguments.distributed)
+    console = Console(soft_wrap=True, quiet=not is_first())
+    with interrupt_flag() as flag, command.input_errors():
         evaluations = evaluate_runs(
             arguments.workdir,
             arguments.evaluation,
@@ -73,6 +84,8 @@ def main(argv: Sequence[str]) -> None:
             check=flag.check,
             console=console,
         )
+    if not is_first():
+        return
     results = {name: [found] for name, found in zip(names, evaluations, strict=True)}
     rows = [evaluation.to_json() for evaluation in evaluations]
     with command.input_errors():

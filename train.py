@@ -16,7 +16,16 @@ import tyro
 from rich.console import Console
 
 from carope_jax import command
-from carope_jax.training import Experiment, make_plan, print_facts, read_inputs, resolve
+from carope_jax.training import (
+    DistributedConfig,
+    Experiment,
+    is_first,
+    make_plan,
+    print_facts,
+    read_inputs,
+    resolve,
+    start_processes,
+)
 from carope_jax.training import train as run_training
 
 
@@ -33,6 +42,8 @@ class Arguments:
     """Print every derived number (memory by compilation) and train nothing."""
     stop_at: int | None = None
     """Stop and save after this many updates, as if interrupted; the schedule stays as it is."""
+    distributed: DistributedConfig = DistributedConfig()
+    """How the processes of a run on several hosts find one another."""
     profile_steps: str | None = None
     """FIRST:LAST: trace these updates into the run's `profile` folder, for TensorBoard or xprof."""
     json: Path | None = None
@@ -51,12 +62,15 @@ def main(argv: Sequence[str]) -> None:
             profile = command.parse_range(arguments.profile_steps)
         if arguments.stop_at is not None and arguments.stop_at < 1:
             raise ValueError(f"stop_at must be at least 1, got {arguments.stop_at}")
-    console = Console(soft_wrap=True)
+    with command.input_errors():
+        start_processes(arguments.distributed)
+    console = Console(soft_wrap=True, quiet=not is_first())
     if arguments.dry_run:
         with command.input_errors():
             facts = make_plan(resolve(arguments.experiment)).facts()
         print_facts(facts, console)
-        command.write_json(arguments.json, facts)
+        if is_first():
+            command.write_json(arguments.json, facts)
         return
     with command.input_errors():
         if arguments.workdir is None:

@@ -17,6 +17,7 @@ from carope_jax.training import (
     CheckpointCorrupt,
     CheckpointMismatch,
     Experiment,
+    FailedElsewhere,
     RunFolder,
     unknown_field,
 )
@@ -38,6 +39,7 @@ NOT_FINITE = 3
 
 _ENDINGS = {
     CheckpointMismatch: _cli.Ending(BAD_INPUT),
+    FailedElsewhere: _cli.Ending(BAD_INPUT),
     CheckpointCorrupt: _cli.Ending(BAD_INPUT),
     FloatingPointError: _cli.Ending(NOT_FINITE),
 }

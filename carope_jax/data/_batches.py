@@ -4,7 +4,8 @@ Axes: B rows of a batch in this process, L tokens a row.
 """
 
 import abc
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grain
@@ -29,8 +30,8 @@ def shuffled(source: Any, seed: int, *part: int) -> grain.MapDataset[Any]:
     return grain.MapDataset.source(source).shuffle(hashed).repeat()
 
 
-def rows_of_process(batch_size: int, process_index: int, process_count: int) -> int:
-    """Rows of each batch in one process, B.
+def rows_of_process(batch_size: int, process_index: int, process_count: int) -> Sequence[int]:
+    """Which rows of each batch are one process's, B of them, unless it is told: every n-th.
 
     Raises:
         ValueError: there is no such process, or they don't divide a batch.
@@ -43,7 +44,23 @@ def rows_of_process(batch_size: int, process_index: int, process_count: int) -> 
         raise ValueError(
             f"batch_size={batch_size} can't be divided among process_count={process_count}"
         )
-    return batch_size // process_count
+    return range(process_index, batch_size, process_count)
+
+
+class RowsOfBatches(grain.transforms.DatasetSelectionMap):
+    """Of the rows of all batches in a row, without end, those with some numbers in each batch."""
+
+    def __init__(self, batch_size: int, rows: Sequence[int]) -> None:
+        self._batch_size = batch_size
+        self._rows = tuple(rows)
+
+    def __len__(self) -> int:
+        # As many whole batches as a length can count.
+        return sys.maxsize // self._batch_size * len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        batch, at = divmod(index, len(self._rows))
+        return 0, batch * self._batch_size + self._rows[at]
 
 
 def in_workers(

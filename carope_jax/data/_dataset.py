@@ -46,9 +46,21 @@ class Dataset(abc.ABC):
 
     @abc.abstractmethod
     def batches(
-        self, config: DataConfig, *, process_index: int = 0, process_count: int = 1
+        self,
+        config: DataConfig,
+        *,
+        process_index: int = 0,
+        process_count: int = 1,
+        rows: Sequence[int] | None = None,
     ) -> grain.DatasetIterator[Batch]:
         """Training batches, as `train_batches`, `mixture_batches` or `packed_batches` makes them.
+
+        Args:
+            config: rows, length, batch size, seed, workers.
+            process_index: which part of each batch to give.
+            process_count: parts a batch is cut into.
+            rows: which rows of each batch they are. Packed rows have no numbers: each part packs
+                documents of its own.
 
         Raises:
             ValueError: as they do.
@@ -80,7 +92,12 @@ class TextDataset(Dataset):
         return len(self.train_stream)
 
     def batches(
-        self, config: DataConfig, *, process_index: int = 0, process_count: int = 1
+        self,
+        config: DataConfig,
+        *,
+        process_index: int = 0,
+        process_count: int = 1,
+        rows: Sequence[int] | None = None,
     ) -> grain.DatasetIterator[Batch]:
         if config.rows == "packed":
             documents = ArrayDocuments(self.train, self.tokenizer.eot_id)
@@ -88,7 +105,11 @@ class TextDataset(Dataset):
                 documents, config, process_index=process_index, process_count=process_count
             )
         return train_batches(
-            self.train_stream, config, process_index=process_index, process_count=process_count
+            self.train_stream,
+            config,
+            process_index=process_index,
+            process_count=process_count,
+            rows=rows,
         )
 
 
@@ -107,15 +128,20 @@ class PreparedMixture(Dataset):
         return sum(len(split) for split, _ in self.train)
 
     def batches(
-        self, config: DataConfig, *, process_index: int = 0, process_count: int = 1
+        self,
+        config: DataConfig,
+        *,
+        process_index: int = 0,
+        process_count: int = 1,
+        rows: Sequence[int] | None = None,
     ) -> grain.DatasetIterator[Batch]:
+        part = {"process_index": process_index, "process_count": process_count}
         if len(self.train) > 1:
-            return mixture_batches(
-                self.train, config, process_index=process_index, process_count=process_count
-            )
-        make = packed_batches if config.rows == "packed" else train_batches
+            return mixture_batches(self.train, config, **part, rows=rows)
         (split, _), *_ = self.train
-        return make(split, config, process_index=process_index, process_count=process_count)
+        if config.rows == "packed":
+            return packed_batches(split, config, **part)
+        return train_batches(split, config, **part, rows=rows)
 
 
 def load_dataset(config: DataConfig, tokenizer: Tokenizer | None = None) -> Dataset:

@@ -106,7 +106,7 @@ def packed_batches(
         ValueError: there is no document, the processes don't divide a batch, or there are fewer
             pieces than processes and workers.
     """
-    rows = rows_of_process(config.batch_size, process_index, process_count)
+    rows = len(rows_of_process(config.batch_size, process_index, process_count))
     pieces = DocumentPieces(documents, config.length)
     if len(pieces) < process_count * max(config.workers, 1):
         raise ValueError(

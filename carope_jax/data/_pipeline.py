@@ -13,6 +13,7 @@ from jaxtyping import Int32
 from carope_jax.data._batches import (
     Batch,
     BatchIterator,
+    RowsOfBatches,
     in_workers,
     rows_of_process,
     shuffled,
@@ -70,6 +71,7 @@ def train_batches(
     *,
     process_index: int = 0,
     process_count: int = 1,
+    rows: Sequence[int] | None = None,
 ) -> grain.DatasetIterator[Batch]:
     """An endless iterator of training batches.
 
@@ -87,6 +89,7 @@ def train_batches(
         config: length, batch size, seed, workers.
         process_index: which part of each batch to give.
         process_count: parts a batch is cut into.
+        rows: in place of both, the numbers of the rows of each batch to give, in their order.
 
     Returns:
         Iterator of `{"inputs": int32 [B, L], "targets": int32 [B, L]}`, with
@@ -102,8 +105,13 @@ def train_batches(
         "batch_size": config.batch_size,
         "shuffle_seed": config.shuffle_seed,
     }
-    rows = shuffled(windows, config.shuffle_seed)
-    return _batches(rows, identity, config, process_index, process_count)
+    windows_in_order = shuffled(windows, config.shuffle_seed)
+    return _batches(
+        windows_in_order,
+        identity,
+        config,
+        rows_of_process(config.batch_size, process_index, process_count) if rows is None else rows,
+    )
 
 
 def mixture_batches(
@@ -112,6 +120,7 @@ def mixture_batches(
     *,
     process_index: int = 0,
     process_count: int = 1,
+    rows: Sequence[int] | None = None,
 ) -> grain.DatasetIterator[Batch]:
     """An endless iterator of training batches whose windows come from several splits by weight.
 
@@ -126,6 +135,7 @@ def mixture_batches(
         config: length, batch size, seed, workers.
         process_index: which part of each batch to give.
         process_count: parts a batch is cut into.
+        rows: in place of both, the numbers of the rows of each batch to give, in their order.
 
     Raises:
         ValueError: no split is given, a split is shorter than a window or of another tokenizer than
@@ -146,7 +156,7 @@ def mixture_batches(
         shuffled(StreamWindows(split, config.length), config.shuffle_seed, part)
         for part, (split, _) in enumerate(splits)
     ]
-    rows = grain.MapDataset.select_from_datasets(parts, Interleaving(shares))
+    windows_in_order = grain.MapDataset.select_from_datasets(parts, Interleaving(shares))
     identity = {
         "stream": [split.fingerprint for split, _ in splits],
         "shares": shares,
@@ -154,19 +164,24 @@ def mixture_batches(
         "batch_size": config.batch_size,
         "shuffle_seed": config.shuffle_seed,
     }
-    return _batches(rows, identity, config, process_index, process_count)
+    return _batches(
+        windows_in_order,
+        identity,
+        config,
+        rows_of_process(config.batch_size, process_index, process_count) if rows is None else rows,
+    )
 
 
 def _batches(
-    rows: grain.MapDataset[Window],
+    windows_in_order: grain.MapDataset[Window],
     identity: dict[str, Any],
     config: DataConfig,
-    process_index: int,
-    process_count: int,
+    rows: Sequence[int],
 ) -> grain.DatasetIterator[Batch]:
-    rows_here = rows_of_process(config.batch_size, process_index, process_count)
-    # Else Grain divides the endless length as a float, past what fits at one window a batch.
-    batches = rows[process_index::process_count].batch(rows_here, drop_remainder=True)
+    here = grain.MapDataset.select_from_datasets(
+        [windows_in_order], RowsOfBatches(config.batch_size, rows)
+    )
+    batches = here.batch(len(rows), drop_remainder=True)
     return _NumberedBatches(batches, identity, config.workers, config.prefetch)
 
 

@@ -4,6 +4,13 @@ from carope_jax._interrupt import Interrupted, InterruptFlag
 from carope_jax.training._checkpoint import CheckpointConfig, Checkpoints, Restored
 from carope_jax.training._compare import Comparison, Difference, compare_runs
 from carope_jax.training._config import RESUMABLE, Experiment, TrainingConfig
+from carope_jax.training._distributed import (
+    DistributedConfig,
+    FailedElsewhere,
+    interrupt_flag,
+    is_first,
+    start_processes,
+)
 from carope_jax.training._evaluate import evaluate_runs, evaluated_model
 from carope_jax.training._flops import flops_per_token, peak_flops, peak_flops_of
 from carope_jax.training._inputs import Inputs, read_inputs, resolve
@@ -44,7 +51,9 @@ __all__ = [
     "Checkpoints",
     "Comparison",
     "Difference",
+    "DistributedConfig",
     "Experiment",
+    "FailedElsewhere",
     "Inputs",
     "InterruptFlag",
     "Interrupted",
@@ -70,6 +79,8 @@ __all__ = [
     "flops_per_token",
     "from_json",
     "initial_state",
+    "interrupt_flag",
+    "is_first",
     "load_run",
     "make_mesh",
     "make_nll_function",
@@ -84,6 +95,7 @@ __all__ = [
     "read_inputs",
     "read_metrics",
     "resolve",
+    "start_processes",
     "to_json",
     "train",
     "unknown_field",

@@ -14,6 +14,7 @@ from etils import epath
 from grain.checkpoint import CheckpointRestore, CheckpointSave
 from orbax.checkpoint import checkpoint_managers
 
+from carope_jax.training._distributed import failing_together
 from carope_jax.training._fingerprint import fingerprints
 from carope_jax.training._manifest import (
     CheckpointCorrupt,
@@ -197,11 +198,12 @@ class Checkpoints:
             if getattr(leaf, "sharding", None) is None:
                 raise ValueError(f"abstract_state needs a sharding for every leaf; {path} has none")
         self.wait()
-        step = self._existing(step)
-        manifest = self._manifest(step)
-        where = f"checkpoint {step} in {self._folder}"
-        check_leaves(wanted, manifest["leaves"], where)
-        position = None if data is None else self._position(step, manifest["data"], where)
+        with failing_together():
+            step = self._existing(step)
+            manifest = self._manifest(step)
+            where = f"checkpoint {step} in {self._folder}"
+            check_leaves(wanted, manifest["leaves"], where)
+            position = None if data is None else self._position(step, manifest["data"], where)
         state = self._read_state(step, wanted, manifest["leaves"])
         if data is not None:
             try:
@@ -287,7 +289,8 @@ class Checkpoints:
         self, step: int, wanted: dict[str, Any], saved_leaves: dict[str, Any]
     ) -> dict[str, jax.Array]:
         on_disk = {path: leaf for path, leaf in wanted.items() if 0 not in leaf.shape}
-        read = self._read(step, _STATE, ocp.args.StandardRestore(on_disk))
+        with failing_together():
+            read = self._read(step, _STATE, ocp.args.StandardRestore(on_disk))
         state = {
             path: read[path]
             if path in read

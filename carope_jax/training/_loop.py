@@ -13,14 +13,28 @@ from rich.console import Console
 from carope_jax._interrupt import Interrupted, InterruptFlag
 from carope_jax.evaluation import EvaluationConfig, evaluate
 from carope_jax.training._checkpoint import Checkpoints
+from carope_jax.training._distributed import (
+    failing_together,
+    first_says,
+    interrupt_flag,
+    is_first,
+)
 from carope_jax.training._evaluate import beginnings, evaluated_model
+from carope_jax.training._feeding import BatchPart, open_batches, place
 from carope_jax.training._fingerprint import fingerprints, joint_fingerprint
 from carope_jax.training._flops import flops_per_token, peak_flops
 from carope_jax.training._inputs import Inputs
 from carope_jax.training._manifest import by_path, check_same
 from carope_jax.training._plan import Plan, make_plan, print_facts
 from carope_jax.training._profile import Profiler
-from carope_jax.training._records import VALIDATION, ProgressLine, Records, Row, to_row
+from carope_jax.training._records import (
+    VALIDATION,
+    NoRecords,
+    ProgressLine,
+    Records,
+    Row,
+    to_row,
+)
 from carope_jax.training._state import TrainState, initial_state
 from carope_jax.training._step import Batch, make_nll_function
 
@@ -53,22 +67,35 @@ def train(
       CheckpointMismatch, CheckpointCorrupt: the checkpoint can't be gone on from.
     """
     experiment, dataset = inputs.experiment, inputs.dataset
-    with InterruptFlag() as flag:
+    with interrupt_flag() as flag:
         began = time.monotonic()
         plan = make_plan(experiment)
         flag.check()
         facts = plan.facts(training_tokens=dataset.training_tokens)
         print_facts(facts, console)
         console.print(f"compiled in {time.monotonic() - began:.1f} s", highlight=False)
-        inputs.folder.begin(experiment, dataset.tokenizer)
-        data = dataset.batches(experiment.data)
+        _begin(inputs)
+        data, part = open_batches(dataset, experiment.data, plan.layout.batch)
         checkpoints = Checkpoints(inputs.folder.checkpoints, experiment.checkpoint)
         try:
             with checkpoints:
-                loop = _Loop(inputs, plan, data, checkpoints, flag, console)
+                loop = _Loop(inputs, plan, data, part, checkpoints, flag, console)
                 return loop.run(stop_at or experiment.training.steps, profile_steps)
         finally:
             data.close()
+
+
+def _begin(inputs: Inputs) -> None:
+    """Makes the run's folder, in process 0, and looks whether all see it."""
+    with failing_together():
+        if is_first():
+            inputs.folder.begin(inputs.experiment, inputs.dataset.tokenizer)
+    with failing_together():
+        if not inputs.folder.exists():
+            raise ValueError(
+                f"{inputs.folder.path} is another folder here than in process 0: several hosts "
+                "need one that they share, a bucket or a network disk"
+            )
 
 
 class _Loop:
@@ -79,11 +106,12 @@ class _Loop:
         inputs: Inputs,
         plan: Plan,
         data: grain.DatasetIterator[dict[str, np.ndarray]],
+        part: BatchPart,
         checkpoints: Checkpoints,
         flag: InterruptFlag,
         console: Console,
     ) -> None:
-        self.inputs, self.plan, self.data = inputs, plan, data
+        self.inputs, self.plan, self.data, self.part = inputs, plan, data, part
         self.checkpoints, self.flag, self.console = checkpoints, flag, console
         self.config = inputs.experiment.training
         self.step, self.state = self._first_state()
@@ -97,17 +125,25 @@ class _Loop:
     def run(self, last: int, profile_steps: tuple[int, int] | None) -> int:
         """Updates until `last`, saving what is new at the end, whatever ends it but a NaN."""
         folder = self.inputs.folder.path
-        records = Records(folder, step=self.step, tensorboard=self.config.tensorboard)
+        records = (
+            Records(folder, step=self.step, tensorboard=self.config.tensorboard)
+            if is_first()
+            else NoRecords()
+        )
         unvalidated = None
         if self.step > 0 and self._due(self.config.eval_every, last):
             unvalidated = records.pop_unvalidated(self.step)
+            # Process 0 has the row; all of them make its validation.
+            if first_says(unvalidated is not None) and unvalidated is None:
+                unvalidated = {"step": self.step}
         progress = ProgressLine(self.console, steps=self.config.steps, done=self.step)
         profiler = Profiler(str(folder / "profile"), profile_steps)
         with records, progress, profiler:
             try:
                 for row in self._rows(last, unvalidated, profiler, progress.update):
                     records.write(row)
-                    progress.row(row)
+                    if is_first():
+                        progress.row(row)
             except Interrupted:
                 self._save()
                 raise
@@ -169,12 +205,7 @@ class _Loop:
         return every > 0 and (self.step % every == 0 or self.step == last)
 
     def _next_batch(self) -> Batch:
-        # One process feeds all devices it has; each keeps its rows.
-        arrays = next(self.data)
-        return {
-            name: jax.make_array_from_process_local_data(shape.sharding, arrays[name], shape.shape)
-            for name, shape in self.plan.layout.batch.items()
-        }
+        return place(next(self.data), self.part, self.plan.layout.batch)
 
     def _check_finite(self) -> None:
         """Looks at the last update's loss and gradient, waiting for them if need be."""

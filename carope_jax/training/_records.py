@@ -85,6 +85,23 @@ class Records:
         self.close()
 
 
+class NoRecords(Records):
+    """Of a process that leaves writing to another."""
+
+    def __init__(self) -> None:
+        pass
+
+    def pop_unvalidated(self, step: int) -> Row | None:
+        """Nothing: process 0 knows."""
+        return None
+
+    def write(self, row: Row) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def read_metrics(folder: epath.Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics.jsonl; a last line that a crash cut short is left out."""
     path = folder / "metrics.jsonl"

@@ -1,5 +1,6 @@
 """One update, and the loss of a batch, as pure functions of (state, batch)."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from carope_jax.models import token_nll
@@ -123,14 +125,20 @@ def make_nll_function(model: Model) -> NllOfArrays:
     ways = model.sharding.ways("batch")
     where = model.sharding.named(("batch", "time"))
 
-    @jax.jit
+    # Every process is handed all of it.
+    @functools.partial(jax.jit, out_shardings=model.sharding.named(()))
     def nll(params: Any, constants: Any, inputs: Array, targets: Array) -> Array:
         return token_nll(model.merge(params, constants)(inputs).logits, targets)
 
     def call(params: Any, constants: Any, inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
         rows = len(inputs)
         fill = ((0, -rows % ways), (0, 0))
-        placed = (jax.device_put(np.pad(x, fill), where) for x in (inputs, targets))
+        placed = (_put(np.pad(x, fill), where) for x in (inputs, targets))
         return np.asarray(nll(params, constants, *placed))[:rows]
 
     return call
+
+
+def _put(x: np.ndarray, where: NamedSharding) -> Array:
+    """Puts what every process has on the devices, each process on its own."""
+    return jax.make_array_from_callback(x.shape, where, lambda index: x[index])
