@@ -8,7 +8,7 @@ import numpy as np
 
 from carope_jax.study._config import Arm, Study
 from carope_jax.study._decisions import Decision, decide
-from carope_jax.study._results import Result, Results, RunKey, is_done, is_evaluated
+from carope_jax.study._results import Result, Results, RunKey, is_done
 from carope_jax.study._statistics import Difference, difference_of, holm
 from carope_jax.study._work import TRAINED
 
@@ -216,15 +216,11 @@ def check_comparable(results: Results) -> None:
 
 
 def position_curves(study: Study, finals: dict[str, dict[int, Result]]) -> dict[str, Sequence[Any]]:
-    """Evaluations of `per_position` by arm, one a seed."""
-    return {
-        name: [
-            r["evaluations"][TRAINED]["per_position"]
-            for r in found.values()
-            if is_evaluated(r) and r["evaluations"][TRAINED].get("per_position", {}).get("ends")
-        ]
-        for name, found in finals.items()
-        if any(
-            r["evaluations"][TRAINED].get("per_position", {}).get("ends") for r in found.values()
-        )
-    }
+    """Evaluations of `per_position` by core arm, one a seed: more lines than that can't be read."""
+    curves: dict[str, Sequence[Any]] = {}
+    for arm in study.arms:
+        trained = [r["evaluations"][TRAINED] for r in finals[arm.name].values()]
+        found = [e["per_position"] for e in trained if e.get("per_position", {}).get("ends")]
+        if arm.group == "core" and found:
+            curves[arm.name] = found
+    return curves
