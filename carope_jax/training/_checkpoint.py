@@ -193,10 +193,7 @@ class Checkpoints:
             CheckpointCorrupt: It can't be read, or what was read is not what was saved.
             ValueError: A leaf of `abstract_state` has no sharding.
         """
-        wanted = by_path(abstract_state)
-        for path, leaf in wanted.items():
-            if getattr(leaf, "sharding", None) is None:
-                raise ValueError(f"abstract_state needs a sharding for every leaf; {path} has none")
+        wanted = _with_shardings(abstract_state)
         self.wait()
         with failing_together():
             step = self._existing(step)
@@ -211,6 +208,37 @@ class Checkpoints:
             except ValueError as error:
                 raise CheckpointMismatch(f"{where}: {error}") from error
         structure = jax.tree.structure(abstract_state)
+        return Restored(step, jax.tree.unflatten(structure, state.values()), manifest["info"])
+
+    def restore_parameters(
+        self, abstract_branches: Mapping[str, Any], *, step: int | None = None
+    ) -> Restored:
+        """Restores some branches of a state, such as its parameters, and reads no other array.
+
+        For evaluation, and for importers: neither the optimizer's arrays nor its structure are
+        needed. The branches that are asked for are compared and checked as `restore` does.
+
+        Args:
+            abstract_branches: By the name of the branch (`params`, `constants`, `step`), trees of
+                `jax.ShapeDtypeStruct` with shardings.
+            step: Which step; None means the newest.
+
+        Raises:
+            FileNotFoundError, CheckpointMismatch, CheckpointCorrupt, ValueError: As `restore` does.
+        """
+        wanted = _with_shardings(dict(abstract_branches))
+        self.wait()
+        with failing_together():
+            step = self._existing(step)
+            manifest = self._manifest(step)
+            leaves = {
+                path: leaf
+                for path, leaf in manifest["leaves"].items()
+                if path.partition("/")[0] in abstract_branches
+            }
+            check_leaves(wanted, leaves, f"checkpoint {step} in {self._folder}")
+        state = self._read_state(step, wanted, leaves)
+        structure = jax.tree.structure(dict(abstract_branches))
         return Restored(step, jax.tree.unflatten(structure, state.values()), manifest["info"])
 
     def wait(self) -> None:
@@ -290,7 +318,9 @@ class Checkpoints:
     ) -> dict[str, jax.Array]:
         on_disk = {path: leaf for path, leaf in wanted.items() if 0 not in leaf.shape}
         with failing_together():
-            read = self._read(step, _STATE, ocp.args.StandardRestore(on_disk))
+            restore_args = ocp.checkpoint_utils.construct_restore_args(on_disk)
+            args = ocp.args.PyTreeRestore(on_disk, restore_args, partial_restore=True)
+            read = self._read(step, _STATE, args)
         state = {
             path: read[path]
             if path in read
@@ -320,6 +350,14 @@ class Checkpoints:
         earlier = [other for other in self.steps() if other < step]
         advice = f"try step {earlier[-1]}" if earlier else "there is no earlier step to try"
         return CheckpointCorrupt(f"checkpoint {step} in {self._folder}: {cause}; {advice}")
+
+
+def _with_shardings(abstract_state: Any) -> dict[str, Any]:
+    wanted = by_path(abstract_state)
+    for path, leaf in wanted.items():
+        if getattr(leaf, "sharding", None) is None:
+            raise ValueError(f"abstract_state needs a sharding for every leaf; {path} has none")
+    return wanted
 
 
 def _where(data: grain.DatasetIterator | None) -> dict[str, Any]:

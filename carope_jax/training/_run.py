@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import dacite
 import jax
+import jax.numpy as jnp
 from etils import epath
 
 from carope_jax._cli import write_whole
@@ -15,8 +16,7 @@ from carope_jax.training._checkpoint import Checkpoints
 from carope_jax.training._config import RESUMABLE, Experiment
 from carope_jax.training._manifest import check_same
 from carope_jax.training._mesh import MeshConfig, make_mesh
-from carope_jax.training._optimizer import make_optimizer
-from carope_jax.training._state import Model, TrainState, abstract_model, abstract_state
+from carope_jax.training._state import Model, TrainState, abstract_model
 
 
 class RunFolder:
@@ -126,6 +126,7 @@ class LoadedRun(NamedTuple):
     tokenizer: Tokenizer
     model: Model
     state: TrainState
+    """Without the optimizer's, which is not read."""
     info: dict[str, Any]
     """What the checkpoint says of the data and the tokenizer."""
 
@@ -156,12 +157,14 @@ def load_run(
     model = abstract_model(
         experiment.model, make_mesh(MeshConfig() if mesh is None else mesh, devices)
     )
-    wanted = abstract_state(model, make_optimizer(experiment.optimizer, experiment.training.steps))
+    count = jax.ShapeDtypeStruct((), jnp.int32, sharding=model.sharding.named(()))
+    wanted = {"step": count, "params": model.params, "constants": model.constants}
     with Checkpoints(folder.checkpoints, experiment.checkpoint) as checkpoints:
-        restored = checkpoints.restore(wanted, step=step)
+        restored = checkpoints.restore_parameters(wanted, step=step)
     check_same(
         {"tokenizer": tokenizer.hash},
         {"tokenizer": restored.info["tokenizer"]},
         f"the checkpoint {restored.step} of {folder.path}",
     )
-    return LoadedRun(experiment, tokenizer, model, restored.state, restored.info)
+    state = TrainState(**restored.state, optimizer=())
+    return LoadedRun(experiment, tokenizer, model, state, restored.info)
