@@ -4,7 +4,8 @@ Run it again with the same `--workdir` and it goes on from the newest checkpoint
 it takes the experiment saved there. Any field of the experiment is a flag, for instance
 `--model.position carope --model.carope.init paper --optimizer.learning-rate 1e-3`.
 
-Exit codes: 0 done, 2 bad input, 3 the loss is not finite, 75 stopped by a signal with all saved.
+Exit codes: 0 done, 2 bad input, 3 the loss is not finite, 74 a checkpoint can't be written, 75
+stopped by a signal with all saved.
 """
 
 import dataclasses

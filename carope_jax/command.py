@@ -1,6 +1,7 @@
 """What the command lines share: experiments from files and flags, clear errors, exit codes.
 
-Exit codes: 0 done, 2 bad input (one message, no traceback), 3 the loss is not finite, 75 stopped
+Exit codes: 0 done, 2 bad input (one message, no traceback), 3 the loss is not finite, 74 a
+checkpoint can't be written, 75 stopped
 by a signal with everything saved (run the same command again).
 """
 
@@ -18,13 +19,16 @@ from carope_jax.training import (
     CheckpointMismatch,
     Experiment,
     FailedElsewhere,
+    FolderInUse,
     RunFolder,
+    SaveFailed,
     unknown_field,
 )
 
 __all__ = [
     "BAD_INPUT",
     "NOT_FINITE",
+    "NOT_SAVED",
     "STOPPED",
     "InputError",
     "base_experiment",
@@ -35,11 +39,13 @@ __all__ = [
     "write_json",
 ]
 
-NOT_FINITE = 3
+NOT_FINITE, NOT_SAVED = 3, 74
 
 _ENDINGS = {
     CheckpointMismatch: _cli.Ending(BAD_INPUT),
     FailedElsewhere: _cli.Ending(BAD_INPUT),
+    FolderInUse: _cli.Ending(BAD_INPUT),
+    SaveFailed: _cli.Ending(NOT_SAVED),
     CheckpointCorrupt: _cli.Ending(BAD_INPUT),
     FloatingPointError: _cli.Ending(NOT_FINITE),
 }

@@ -1,7 +1,8 @@
 """Training: the update, the optimizer, checkpoints, and the loop that ties them together."""
 
 from carope_jax._interrupt import Interrupted, InterruptFlag
-from carope_jax.training._checkpoint import CheckpointConfig, Checkpoints, Restored
+from carope_jax._lock import FolderInUse
+from carope_jax.training._checkpoint import CheckpointConfig, Checkpoints, Restored, SaveFailed
 from carope_jax.training._compare import Comparison, Difference, compare_runs
 from carope_jax.training._config import RESUMABLE, Experiment, TrainingConfig
 from carope_jax.training._distributed import (
@@ -54,6 +55,7 @@ __all__ = [
     "DistributedConfig",
     "Experiment",
     "FailedElsewhere",
+    "FolderInUse",
     "Inputs",
     "InterruptFlag",
     "Interrupted",
@@ -65,6 +67,7 @@ __all__ = [
     "Plan",
     "Restored",
     "RunFolder",
+    "SaveFailed",
     "TrainState",
     "TrainingConfig",
     "abstract_model",

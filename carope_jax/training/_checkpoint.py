@@ -1,9 +1,10 @@
 """Checkpoints that appear whole or not at all, and that are checked before and after reading."""
 
+import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -55,6 +56,10 @@ class CheckpointConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.keep_period is not None and self.keep_period < 1:
             raise ValueError(f"keep_period must be at least 1 or None, got {self.keep_period}")
+
+
+class SaveFailed(OSError):  # noqa: N818 - named for what happened
+    """A checkpoint could not be written, for want of room perhaps; earlier ones are whole."""
 
 
 class Restored(NamedTuple):
@@ -139,7 +144,8 @@ class Checkpoints:
         if self._writer is None:
             self._writer = self._new_writer()
         # Forced, because when to save is the caller's decision and not Orbax's.
-        self._writer.save(step, args=ocp.args.Composite(**items), force=True)
+        with self._saving():
+            self._writer.save(step, args=ocp.args.Composite(**items), force=True)
 
     def steps(self) -> list[int]:
         """The complete checkpoints on disk, oldest first; one still being written is not listed."""
@@ -244,13 +250,15 @@ class Checkpoints:
     def wait(self) -> None:
         """Waits until the last `save` is complete, and raises what went wrong with it."""
         if self._writer is not None:
-            self._writer.wait_until_finished()
+            with self._saving():
+                self._writer.wait_until_finished()
 
     def close(self) -> None:
         """Waits for the last `save` and frees the background threads."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.close()
+            with self._saving():
+                writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -262,6 +270,22 @@ class Checkpoints:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        try:
+            yield
+        except (jax.errors.JaxRuntimeError, MemoryError):
+            raise  # the devices' or the machine's trouble, not the disk's
+        except Exception as error:
+            # As when reading, errors are of many kinds.
+            reason = str(error).partition("\n")[0][:200]
+            newest = self.latest()
+            raise SaveFailed(
+                f"a checkpoint can't be written to {self._folder} ({type(error).__name__}: "
+                f"{reason}); "
+                + (f"checkpoint {newest} is good" if newest is not None else "there is none yet")
+            ) from error
 
     def _new_writer(self) -> ocp.CheckpointManager:
         keep: list[checkpoint_managers.PreservationPolicy] = [

@@ -1,5 +1,6 @@
 """The training loop: batches in, updates, and on the way rows, validations and checkpoints."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -11,9 +12,11 @@ import numpy as np
 from rich.console import Console
 
 from carope_jax._interrupt import Interrupted, InterruptFlag
+from carope_jax._lock import FolderLock
 from carope_jax.evaluation import EvaluationConfig, evaluate
 from carope_jax.training._checkpoint import Checkpoints
 from carope_jax.training._distributed import (
+    FailedElsewhere,
     failing_together,
     first_says,
     interrupt_flag,
@@ -65,9 +68,14 @@ def train(
       Interrupted: SIGTERM or SIGINT came; what was new is saved.
       NonFiniteLoss: the loss or the gradient is NaN or infinite. Nothing of that step is saved.
       CheckpointMismatch, CheckpointCorrupt: the checkpoint can't be gone on from.
+      FolderInUse: another process trains in the run's folder.
+      SaveFailed: a checkpoint can't be written.
     """
     experiment, dataset = inputs.experiment, inputs.dataset
-    with interrupt_flag() as flag:
+    with contextlib.ExitStack() as held, interrupt_flag() as flag:
+        with failing_together():
+            if is_first():
+                held.enter_context(FolderLock(inputs.folder.path))
         began = time.monotonic()
         plan = make_plan(experiment)
         flag.check()
@@ -92,7 +100,7 @@ def _begin(inputs: Inputs) -> None:
             inputs.folder.begin(inputs.experiment, inputs.dataset.tokenizer)
     with failing_together():
         if not inputs.folder.exists():
-            raise ValueError(
+            raise FailedElsewhere(
                 f"{inputs.folder.path} is another folder here than in process 0: several hosts "
                 "need one that they share, a bucket or a network disk"
             )
