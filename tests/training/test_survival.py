@@ -1,5 +1,6 @@
 """Injected faults: each run goes on exactly from its last complete step, or says one line."""
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -44,6 +45,7 @@ def launch(tmp_path_factory):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
 
     return start
@@ -124,7 +126,12 @@ def test_twenty_kills_at_random_moments(launch, tmp_path):
         process = launch(*SMOKE, "--workdir", folder, "--data.workers", rng.choice((0, 1)))
         time.sleep(rng.uniform(1, 8))
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        # Not `communicate`: a data worker that outlives its parent keeps the pipe open.
+        process.wait()
+        process.stdout.close()
+        assert process.returncode in (0, -signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         steps = Checkpoints(folder / "checkpoints", CheckpointConfig()).steps()
         assert max(steps, default=0) >= newest
         newest = max(steps, default=0)
