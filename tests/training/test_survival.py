@@ -105,13 +105,15 @@ def test_a_damaged_newest_step_is_named_and_never_passed_over(whole, tmp_path, f
     assert compare_runs(folder, whole).equal
 
 
+@pytest.mark.slow
 def test_no_room_for_a_checkpoint_is_said_and_gone_on_from(launch, tmp_path):
     # No file may have more than 100 KiB.
     limited = ("bash", "-c", 'ulimit -f 100; exec "$@"', "limited")
     arguments = (*SMOKE, "--workdir", tmp_path / "run", "--training.steps", 6)
     out = finish(launch(*arguments, before=limited), command.NOT_SAVED)
-    # Orbax's event loop may add lines of its own before this one, when it hears of it too late.
-    assert out.splitlines()[-1].startswith("error: a checkpoint can't be written to")
+    # Orbax's event loop may add lines of its own around this one, when it hears of it too late.
+    said = "error: a checkpoint can't be written to"
+    assert [line for line in out.splitlines() if line.startswith(said)], out
     finish(launch(*arguments))
     steps = Checkpoints(tmp_path / "run" / "checkpoints", CheckpointConfig()).steps()
     assert steps[-1] == 6
