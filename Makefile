@@ -1,4 +1,5 @@
 # Two lines to know: `make quickstart` and `make test`. PYTHON=python3.12 picks another interpreter.
+# `make test-slow` tests what takes minutes, and compiles for TPUs; `make test-gpu-compile` for GPUs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +12,7 @@ LENGTHS := 128 256 512 1024
 # Enough of each held-out book for a first look; `eval.py` without --tokens takes all of them.
 TOKENS := 16384
 
-.PHONY: quickstart test lint docs clean
+.PHONY: quickstart test test-slow test-gpu-compile lint docs clean
 
 quickstart: $(VENV)/.quickstart
 	@for encoding in $(ENCODINGS); do \
@@ -32,8 +33,17 @@ QUICK_COMPILE := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 
 test: $(VENV)/.test lint
-	$(PYTEST) $(NUMERICS)
-	XLA_FLAGS="$$XLA_FLAGS $(QUICK_COMPILE)" $(PYTEST) $(addprefix --ignore=,$(NUMERICS))
+	$(PYTEST) -m "not slow" $(NUMERICS)
+	XLA_FLAGS="$$XLA_FLAGS $(QUICK_COMPILE)" $(PYTEST) -m "not slow" $(addprefix --ignore=,$(NUMERICS))
+
+# libtpu has an environment of its own: beside it, JAX looks for TPUs in every process.
+test-slow: .venv-tpu/.tpu
+	JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=1 XLA_FLAGS="$$XLA_FLAGS $(QUICK_COMPILE)" \
+	  .venv-tpu/bin/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 -m slow -rs
+
+# 4.4 GB of wheels, so neither in the default tests nor in the slow ones.
+test-gpu-compile: .venv-gpu/.gpu
+	JAX_PLATFORMS=cpu .venv-gpu/bin/python -m pytest -m slow -rs tests/training/test_compile_for.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -45,11 +55,20 @@ docs: $(VENV)/.docs
 	@echo "open site/index.html"
 
 clean:
-	rm -rf $(VENV) site
+	rm -rf $(VENV) .venv-tpu .venv-gpu site
+
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+  { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 2; }
 
 $(VENV)/.quickstart $(VENV)/.test $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 2; }
+	@$(CHECK_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[$*]' --constraint constraints.txt
+	touch $@
+
+.venv-tpu/.tpu .venv-gpu/.gpu: .venv-%: pyproject.toml constraints.txt
+	@$(CHECK_PYTHON)
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --editable '.[test,$(subst .,,$(@F))]' \
+	  --constraint constraints.txt
 	touch $@

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import tyro
 from rich.console import Console
 
@@ -20,11 +21,14 @@ from carope_jax import command
 from carope_jax.training import (
     DistributedConfig,
     Experiment,
+    compile_for,
     is_first,
     make_plan,
+    parse_target,
     print_facts,
     read_inputs,
     resolve,
+    resolve_without_data,
     start_processes,
 )
 from carope_jax.training import train as run_training
@@ -41,6 +45,11 @@ class Arguments:
     """The run's folder: made if missing, gone on with if there is a run in it."""
     dry_run: bool = False
     """Print every derived number (memory by compilation) and train nothing."""
+    compile_for: str | None = None
+    """Compile the update for a machine that isn't here (v5e:16x16, v5p:4x4x4, v6e:16x16, h200:8),
+    print what it takes there, and train nothing. Needs no data; [tpu] or [gpu] installed."""
+    price_per_chip_hour: float | None = None
+    """What a chip costs an hour, for the cost of 10B tokens; with --compile-for."""
     stop_at: int | None = None
     """Stop and save after this many updates, as if interrupted; the schedule stays as it is."""
     distributed: DistributedConfig = DistributedConfig()
@@ -48,7 +57,7 @@ class Arguments:
     profile_steps: str | None = None
     """FIRST:LAST: trace these updates into the run's `profile` folder, for TensorBoard or xprof."""
     json: Path | None = None
-    """Write the derived numbers of a dry run there."""
+    """Write the derived numbers of --dry-run or --compile-for there."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -63,6 +72,22 @@ def main(argv: Sequence[str]) -> None:
             profile = command.parse_range(arguments.profile_steps)
         if arguments.stop_at is not None and arguments.stop_at < 1:
             raise ValueError(f"stop_at must be at least 1, got {arguments.stop_at}")
+        if (arguments.price_per_chip_hour or 0) < 0:
+            raise ValueError(
+                f"price_per_chip_hour must not be negative, got {arguments.price_per_chip_hour}"
+            )
+    if arguments.compile_for is not None:
+        # The machine's own devices take no part, and a TPU would be locked.
+        jax.config.update("jax_platforms", "cpu")
+        with command.input_errors():
+            facts = compile_for(
+                resolve_without_data(arguments.experiment),
+                parse_target(arguments.compile_for),
+                price_per_chip_hour=arguments.price_per_chip_hour,
+            )
+        print_facts(facts, Console(soft_wrap=True))
+        command.write_json(arguments.json, facts)
+        return
     with command.input_errors():
         start_processes(arguments.distributed)
     console = Console(soft_wrap=True, quiet=not is_first())

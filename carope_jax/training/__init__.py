@@ -4,6 +4,7 @@ from carope_jax._interrupt import Interrupted, InterruptFlag
 from carope_jax._lock import FolderInUse
 from carope_jax.training._checkpoint import CheckpointConfig, Checkpoints, Restored, SaveFailed
 from carope_jax.training._compare import Comparison, Difference, compare_runs
+from carope_jax.training._compiled import compile_for, resolve_without_data
 from carope_jax.training._config import RESUMABLE, Experiment, TrainingConfig
 from carope_jax.training._distributed import (
     DistributedConfig,
@@ -43,6 +44,7 @@ from carope_jax.training._step import (
     make_nll_function,
     make_train_step,
 )
+from carope_jax.training._topology import Target, parse_target, target_devices
 
 __all__ = [
     "RESUMABLE",
@@ -68,6 +70,7 @@ __all__ = [
     "Restored",
     "RunFolder",
     "SaveFailed",
+    "Target",
     "TrainState",
     "TrainingConfig",
     "abstract_model",
@@ -76,6 +79,7 @@ __all__ = [
     "batch_shapes",
     "check_same",
     "compare_runs",
+    "compile_for",
     "compile_step",
     "evaluate_runs",
     "evaluated_model",
@@ -92,13 +96,16 @@ __all__ = [
     "make_schedule",
     "make_train_step",
     "memory_per_device",
+    "parse_target",
     "peak_flops",
     "peak_flops_of",
     "print_facts",
     "read_inputs",
     "read_metrics",
     "resolve",
+    "resolve_without_data",
     "start_processes",
+    "target_devices",
     "to_json",
     "train",
     "unknown_field",

@@ -5,21 +5,7 @@ import math
 import jax
 
 from carope_jax.models import ModelConfig
-
-_PEAK_BFLOAT16 = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H200": 989e12,
-}
-"""Dense bfloat16 FLOP a second of a chip, by JAX's `device_kind`, from the vendors' data sheets."""
+from carope_jax.training._chips import CHIPS, chip_of_kind
 
 
 def flops_per_token(config: ModelConfig, length: int) -> float:
@@ -52,11 +38,14 @@ def peak_flops_of(chip: str) -> float:
     Raises:
       ValueError: it is not known; those that are, are named.
     """
-    if chip not in _PEAK_BFLOAT16:
-        raise ValueError(f"chip must be one of {', '.join(_PEAK_BFLOAT16)}, got {chip!r}")
-    return _PEAK_BFLOAT16[chip]
+    found = chip_of_kind(chip)
+    if found is None:
+        kinds = ", ".join(kind for known in CHIPS for kind in known.kinds)
+        raise ValueError(f"chip must be one of {kinds}, got {chip!r}")
+    return found.peak_flops
 
 
 def peak_flops(device: jax.Device) -> float | None:
     """Dense bfloat16 FLOP a second of a chip, or None where it is not known."""
-    return _PEAK_BFLOAT16.get(device.device_kind)
+    chip = chip_of_kind(device.device_kind)
+    return None if chip is None else chip.peak_flops

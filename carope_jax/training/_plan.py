@@ -8,6 +8,7 @@ import optax
 from rich.console import Console
 from rich.table import Table
 
+from carope_jax.models import Sharding
 from carope_jax.training._config import Experiment
 from carope_jax.training._flops import flops_per_token
 from carope_jax.training._mesh import make_mesh
@@ -47,6 +48,11 @@ class Plan:
         """The decoder without its arrays."""
         return self.layout.model
 
+    @property
+    def memory(self) -> int | None:
+        """Bytes a device needs for the update; None where the compiler doesn't say."""
+        return memory_per_device(self.step)
+
     def facts(self, *, training_tokens: int | None = None) -> dict[str, Any]:
         """Every derived number, by name: what a dry run prints and `--json` writes.
 
@@ -68,21 +74,34 @@ class Plan:
             "flops_per_token": flops_per_token(experiment.model, experiment.data.length),
             "devices": 1 if mesh is None else mesh.size,
             "mesh": {} if mesh is None else dict(mesh.shape),
-            "device_kind": jax.devices()[0].device_kind,
-            "memory_per_device": memory_per_device(self.step),
+            "device_kind": (jax.devices() if mesh is None else mesh.devices.flat)[0].device_kind,
+            "memory_per_device": self.memory,
         }
         if training_tokens is not None:
             facts["epochs"] = tokens / training_tokens
         return facts
 
 
-def lay_out(experiment: Experiment) -> Layout:
+def ways_of_batch(experiment: Experiment, devices: list[jax.Device] | None = None) -> int:
+    """Over how many devices an experiment's batch is split.
+
+    Raises:
+      ValueError: the mesh does not cover the devices.
+    """
+    return Sharding(make_mesh(experiment.mesh, devices)).ways("batch")
+
+
+def lay_out(experiment: Experiment, devices: list[jax.Device] | None = None) -> Layout:
     """Places a resolved experiment's arrays on its mesh; compiles nothing.
+
+    Args:
+      experiment: resolved.
+      devices: those of the mesh; None: all there are.
 
     Raises:
       ValueError: the mesh does not cover the devices, or a size does not divide over it.
     """
-    model = abstract_model(experiment.model, make_mesh(experiment.mesh))
+    model = abstract_model(experiment.model, make_mesh(experiment.mesh, devices))
     optimizer = make_optimizer(experiment.optimizer, experiment.training.steps)
     state = abstract_state(model, optimizer)
     micro_batches = experiment.training.micro_batches
@@ -97,13 +116,17 @@ def lay_out(experiment: Experiment) -> Layout:
     return Layout(model, optimizer, state, batch)
 
 
-def make_plan(experiment: Experiment) -> Plan:
+def make_plan(experiment: Experiment, devices: list[jax.Device] | None = None) -> Plan:
     """Lays out and compiles a resolved experiment; computes nothing.
+
+    Args:
+      experiment: resolved.
+      devices: those of the mesh; None: all there are.
 
     Raises:
       ValueError: as `lay_out` does.
     """
-    layout = lay_out(experiment)
+    layout = lay_out(experiment, devices)
     step = make_train_step(
         layout.model,
         layout.optimizer,
@@ -137,13 +160,26 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
 
 
 def _readable(name: str, value: Any) -> str:
+    if name == "collectives":
+        return _collectives(value)
     if isinstance(value, dict):
         return " x ".join(f"{axis} {size}" for axis, size in value.items())
-    if name == "memory_per_device" and value is not None:
-        return f"{value / 2**30:.2f} GiB (by compilation)"
-    if name == "epochs":
-        return f"{value:.2f}"
+    if value is None:
+        return "not known"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name in ("memory_per_device", "hbm", "hbm_needed"):
+        return f"{value / 2**30:.2f} GiB ({'data sheet' if name == 'hbm' else 'by compilation'})"
+    if "seconds" in name:
+        return f"{value:.4g} s"
+    if name == "epochs" or name.startswith("cost_"):
+        return f"{value:,.2f}"
     if isinstance(value, int | float) and value >= 1e6:
         unit, size = next((u, s) for u, s in (("T", 1e12), ("G", 1e9), ("M", 1e6)) if value >= s)
         return f"{value:,.0f} ({value / size:.1f}{unit})"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _collectives(value: dict[str, Any]) -> str:
+    parts = (f"{kind} {c['count']} of {c['bytes'] / 2**20:,.1f} MiB" for kind, c in value.items())
+    return ", ".join(parts) or "none"
