@@ -204,9 +204,9 @@ def test_gpt2_small_for_tpus(run_command, tmp_path, target, chips, hbm_gib):
 @needs_tpu
 @pytest.mark.slow
 def test_the_nearest_fitting_batch(run_command, tmp_path):
-    facts = facts_of(
-        run_command, tmp_path, "--compile-for", "v5e:4x4", "--training.micro-batches", 1
-    )
+    # 4 rows a chip, so three candidates: two compilations at most.
+    arguments = ["--compile-for", "v5e:16x16", "--training.micro-batches", 1]
+    facts = facts_of(run_command, tmp_path, *arguments, "--data.length", 2048)
     assert not facts["fits"]
     assert facts["micro_batches"] > 1
     assert facts["hbm_needed"] < 15.75 * 2**30
@@ -218,7 +218,9 @@ def test_the_nearest_fitting_batch(run_command, tmp_path):
 @pytest.mark.slow
 def test_nothing_fits(run_command, tmp_path):
     arguments = ["--compile-for", "v5e:2x2", "--model.model-dim", 6144, "--model.num-heads", 48]
-    facts = facts_of(run_command, tmp_path, *arguments, "--data.batch-size", 4)
+    facts = facts_of(
+        run_command, tmp_path, *arguments, "--data.batch-size", 4, "--training.micro-batches", 1
+    )
     assert "hbm_needed" not in facts
     assert "--mesh.fsdp" in facts["change"]
 
