@@ -104,10 +104,6 @@ class FoxConfig(EncodingConfig):
 
     def rotate(self, weights: Weights, dims: HeadDims, given: AttentionInput) -> Rotated:
         """Queries and keys as they come, and the running sum of the log gates."""
-        if given.axis_name is not None:
-            raise ValueError(
-                f"FoX is not offered over a sharded time axis, got axis_name {given.axis_name!r}"
-            )
         if self.gate != "content":
             log_forget_H = jax.nn.log_sigmoid(weights["bias"].astype(jnp.float32))
             log_forget = jnp.broadcast_to(log_forget_H, (*given.q.shape[:2], dims.heads))
@@ -115,8 +111,9 @@ class FoxConfig(EncodingConfig):
             raise ValueError("FoX needs x, what its gates depend on")
         else:
             log_forget = fox_log_forget(given.hidden, weights["kernel"], weights["bias"])
+        segmentation = given.segmentation
         coordinate, carry = accumulate_forget(
-            log_forget, given.segmentation.starts, given.segmentation.valid, given.state
+            log_forget, segmentation.starts, segmentation.valid, given.state, given.axis_name
         )
         return Rotated(given.q, given.k, coordinate, carry)
 

@@ -160,7 +160,9 @@ class CaropeConfig(RotaryConfig):
             carry=given.state,
             axis_name=given.axis_name,
         )
-        spread = _frequency_spread(jax.lax.stop_gradient(log_f), segmentation.valid)
+        spread = _frequency_spread(
+            jax.lax.stop_gradient(log_f), segmentation.valid, given.axis_name
+        )
         return Rotated(q, k, state=carry, measurements=spread)
 
     def _still_increments(self, dims: HeadDims) -> np.ndarray:
@@ -227,13 +229,19 @@ def _rope_start(base: float, head_dim: int, exponent: Exponent) -> Float[np.ndar
     return np.concatenate([[0.0], rope_bias(frequencies_P[1:])])
 
 
-def _frequency_spread(log_f: Array, valid_BT: Array | None) -> dict[str, Array]:
+def _frequency_spread(
+    log_f: Array, valid_BT: Array | None, axis_name: str | None
+) -> dict[str, Array]:
     """Mean of f, and its standard deviation over tokens, averaged over heads (radians a token)."""
+
+    def total(x: Array) -> Array:
+        return x if axis_name is None else jax.lax.psum(x, axis_name)
+
     f = jnp.exp(log_f)
     weight = jnp.ones(f.shape[:2]) if valid_BT is None else valid_BT.astype(jnp.float32)
     # All padding has no mean: 0, not a division by it.
-    weight = weight / jnp.maximum(weight.sum(), 1)
+    weight = weight / jnp.maximum(total(weight.sum()), 1)
     weight = weight.reshape(*f.shape[:2], *([1] * (f.ndim - 2)))
-    mean = (weight * f).sum((0, 1))
-    variance = (weight * (f - mean) ** 2).sum((0, 1))
+    mean = total((weight * f).sum((0, 1)))
+    variance = total((weight * (f - mean) ** 2).sum((0, 1)))
     return {"f_mean": mean.mean(), "f_std": jnp.sqrt(variance).mean()}

@@ -128,6 +128,9 @@ class EncodingConfig:
     """Whether positions are sums over the tokens before, so that position ids have no meaning."""
     biases: ClassVar[bool] = False
     """Whether `rotate` gives a coordinate that biases the scores."""
+    shards_time: ClassVar[bool] = True
+    """Whether `rotate` can be given a shard of the time axis (and `axis_name`); where not, it is
+    given the whole sequence, which a sharded model gathers for it."""
 
     def validate(self, dims: HeadDims) -> None:
         """Raises a ValueError where the encoding can't serve a model of these sizes."""

@@ -79,18 +79,8 @@ class EmbeddingEncoding(Encoding):
 class AttentionEncoding(Encoding):
     """The part of a decoder's encoding in one attention layer."""
 
-    def __call__(
-        self,
-        q: Float[Array, "B T H N"],
-        k: Float[Array, "B T K N"],
-        *,
-        hidden: Float[Array, "B T D"],
-        embedding: Float[Array, "B T D"],
-        segmentation: Segmentation,
-        state: Any = None,
-    ) -> Rotated:
-        """What becomes of queries and keys; the arguments are `AttentionInput`'s."""
-        given = AttentionInput(q, k, hidden, embedding, segmentation, state)
+    def __call__(self, given: AttentionInput) -> Rotated:
+        """What becomes of the attention layer's queries and keys."""
         return self.config.rotate(self.weights, self.dims, given)
 
 

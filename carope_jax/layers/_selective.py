@@ -53,6 +53,7 @@ class SelectiveRopeConfig(RotaryConfig):
     projected queries, of either sign. What the paper leaves open is an option."""
 
     accumulates: ClassVar[bool] = True
+    shards_time: ClassVar[bool] = False
 
     source: Literal["query", "hidden"] = "query"
     """What is projected: the queries (the paper's text), or the attention's input (its code)."""

@@ -1,5 +1,7 @@
 """The decoder, its configuration, its loss, and where its arrays live."""
 
+from carope_jax.models._backends import choose_attention
+from carope_jax.models._blockwise import blockwise_attention
 from carope_jax.models._cache import Cache, LayerMemory
 from carope_jax.models._config import ModelConfig
 from carope_jax.models._decoder import Decoder, DecoderOutput
@@ -15,6 +17,8 @@ __all__ = [
     "LayerMemory",
     "ModelConfig",
     "Sharding",
+    "blockwise_attention",
+    "choose_attention",
     "count_parameters",
     "logical_axes",
     "token_nll",

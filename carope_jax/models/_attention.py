@@ -1,5 +1,6 @@
 """Causal attention over packed, padded or plain rows."""
 
+import functools
 from collections.abc import Mapping
 
 import jax
@@ -7,10 +8,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from carope_jax.layers import AttentionEncoding, Segmentation
+from carope_jax.layers import AttentionEncoding, AttentionInput, Segmentation
+from carope_jax.models._backends import attend, choose_attention
 from carope_jax.models._cache import Cache
 from carope_jax.models._config import ModelConfig
 from carope_jax.models._dense import Dense
+from carope_jax.models._encode import encode
 from carope_jax.models._sharding import Sharding
 from carope_jax.positions import project, score_bias
 
@@ -23,12 +26,11 @@ class SelfAttention(nnx.Module):
     def __init__(self, config: ModelConfig, *, sharding: Sharding, rngs: nnx.Rngs) -> None:
         dims = config.dims
         query_dim, kv_dim = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
-        self.query = Dense(config, dims.model_dim, query_dim, ("embed", "heads"), rngs=rngs)
-        self.key = Dense(config, dims.model_dim, kv_dim, ("embed", "kv_heads"), rngs=rngs)
-        self.value = Dense(config, dims.model_dim, kv_dim, ("embed", "kv_heads"), rngs=rngs)
-        self.out = Dense(
-            config, query_dim, dims.model_dim, ("heads", "embed"), residual=True, rngs=rngs
-        )
+        dense = functools.partial(Dense, config, sharding=sharding, rngs=rngs)
+        self.query = dense(dims.model_dim, query_dim, ("embed", "heads"))
+        self.key = dense(dims.model_dim, kv_dim, ("embed", "kv_heads"))
+        self.value = dense(dims.model_dim, kv_dim, ("embed", "kv_heads"))
+        self.out = dense(query_dim, dims.model_dim, ("heads", "embed"), residual=True)
         # Zeros need no key, so that the other weights start as they do without it.
         self.value_gate_kernel = (
             nnx.Param(jnp.zeros((dims.model_dim, dims.kv_heads)), axes=("embed", "kv_heads"))
@@ -38,7 +40,7 @@ class SelfAttention(nnx.Module):
         # A key of its own, drawn whatever it does with it: the other weights start alike.
         own_rngs = nnx.Rngs(params=rngs.params())
         self.encoding = AttentionEncoding(config.encoding, dims, rngs=own_rngs)
-        self.head_dim, self.implementation = dims.head_dim, config.attention
+        self.head_dim, self.config = dims.head_dim, config
         self.sharding = sharding
 
     def __call__(
@@ -55,18 +57,14 @@ class SelfAttention(nnx.Module):
           segmentation: which tokens belong together.
         """
         q_BTHN, k_BTKN, v_BTKN = self._project(x_BTD)
-        rotated = self.encoding(
-            q_BTHN, k_BTKN, hidden=x_BTD, embedding=embedding_BTD, segmentation=segmentation
-        )
-        coordinate_BTH = rotated.coordinate
-        out_BTHN = jax.nn.dot_product_attention(
-            rotated.q,
-            rotated.k,
+        given = AttentionInput(q_BTHN, k_BTKN, x_BTD, embedding_BTD, segmentation)
+        rotated = encode(self.encoding, given, self.sharding)
+        out_BTHN = attend(
+            choose_attention(self.config, self.sharding, x_BTD.shape[1]),
+            rotated,
             v_BTKN,
-            bias=None if coordinate_BTH is None else score_bias(coordinate_BTH, coordinate_BTH),
-            mask=_same_segment(segmentation),
-            is_causal=True,
-            implementation=self.implementation,
+            segmentation.segment_ids,
+            self.sharding,
         )
         return self._merge_heads(out_BTHN), rotated.measurements
 
@@ -88,14 +86,9 @@ class SelfAttention(nnx.Module):
           layer: which layer of the cache is this one's.
         """
         q_BTHN, k_BTKN, v_BTKN = self._project(x_BTD)
-        rotated = self.encoding(
-            q_BTHN,
-            k_BTKN,
-            hidden=x_BTD,
-            embedding=embedding_BTD,
-            segmentation=segmentation,
-            state=cache.layers.of_layer(layer).state,
-        )
+        state = cache.layers.of_layer(layer).state
+        given = AttentionInput(q_BTHN, k_BTKN, x_BTD, embedding_BTD, segmentation, state)
+        rotated = self.encoding(given)
         slot = cache.filled - x_BTD.shape[1]
         cache = cache._replace(layers=cache.layers.write(layer, slot, rotated, v_BTKN))
         memory = cache.layers.of_layer(layer)
@@ -108,7 +101,7 @@ class SelfAttention(nnx.Module):
             memory.values,
             bias=bias_BHTS,
             mask=cache.mask(x_BTD.shape[1]),
-            implementation=self.implementation,
+            implementation="cudnn" if self.config.attention == "cudnn" else "xla",
         )
         return self._merge_heads(out_BTHN), cache
 
@@ -129,9 +122,3 @@ class SelfAttention(nnx.Module):
 
     def _constrain(self, x: Array, heads: str) -> Array:
         return self.sharding.constrain(x, "batch", "time", heads, "head_dim")
-
-
-def _same_segment(segmentation: Segmentation) -> Array | None:
-    """Which keys a query may see but for causality. Padding sees padding, so no row is empty."""
-    ids_BT = segmentation.segment_ids
-    return None if ids_BT is None else jnp.equal(ids_BT[:, None, :, None], ids_BT[:, None, None])

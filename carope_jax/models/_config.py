@@ -7,7 +7,7 @@ from carope_jax.layers import EncodingChoice, HeadDims
 
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "swiglu"]
-Attention = Literal["xla", "cudnn"]
+Attention = Literal["auto", "xla", "blockwise", "cudnn"]
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 
@@ -47,8 +47,9 @@ class ModelConfig(EncodingChoice):
     dtype: Dtype = "float32"
     """Compute type of the dense layers and attention; parameters, norms, phases, softmax and loss
     are float32."""
-    attention: Attention = "xla"
-    """Implementation of the attention: one that can't run here is an error."""
+    attention: Attention = "auto"
+    """Implementation of the attention: one that can't run here is an error; `auto` is `blockwise`
+    (tile by tile) for sharded or long sequences, else `xla`."""
     remat: Remat = "none"
     """What the backward pass recomputes: nothing, all but the matrix products, or whole blocks."""
     value_gate: bool = False

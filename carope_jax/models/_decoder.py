@@ -1,5 +1,6 @@
 """The decoder: a pre-norm GPT-2 that knows three hooks of a positional encoding."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -30,10 +31,11 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, sharding: Sharding, rngs: nnx.Rngs) -> None:
         width, hidden = config.model_dim, config.feed_forward_dim
-        self.up = Dense(config, width, hidden, ("embed", "mlp"), rngs=rngs)
+        dense = functools.partial(Dense, config, sharding=sharding, rngs=rngs)
+        self.up = dense(width, hidden, ("embed", "mlp"))
         gated = config.activation == "swiglu"
-        self.gate = Dense(config, width, hidden, ("embed", "mlp"), rngs=rngs) if gated else None
-        self.down = Dense(config, hidden, width, ("mlp", "embed"), residual=True, rngs=rngs)
+        self.gate = dense(width, hidden, ("embed", "mlp")) if gated else None
+        self.down = dense(hidden, width, ("mlp", "embed"), residual=True)
         self.sharding = sharding
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -132,7 +134,14 @@ class Decoder(nnx.Module):
         self.output = (
             None
             if config.tie_embeddings
-            else Dense(config, config.model_dim, config.vocab_size, ("embed", "vocab"), rngs=rngs)
+            else Dense(
+                config,
+                config.model_dim,
+                config.vocab_size,
+                ("embed", "vocab"),
+                sharding=self.sharding,
+                rngs=rngs,
+            )
         )
 
     def __call__(
@@ -236,13 +245,15 @@ class Decoder(nnx.Module):
         if self.output is not None:
             logits_BTV = self.output(x_BTD).astype(jnp.float32)
         else:
-            flat = jax.lax.dot_general(
-                x_BTD.reshape(-1, x_BTD.shape[-1]),
+            # As in `Dense`: flattened, unless its shards would not lie together.
+            rows = x_BTD.shape[:2] if self.sharding.time_axis is not None else (-1,)
+            logits = jax.lax.dot_general(
+                x_BTD.reshape(*rows, x_BTD.shape[-1]),
                 self._table(),
-                (((1,), (1,)), ((), ())),
+                (((len(rows),), (1,)), ((), ())),
                 preferred_element_type=jnp.float32,
             )
-            logits_BTV = flat.reshape(*x_BTD.shape[:2], -1)
+            logits_BTV = logits.reshape(*x_BTD.shape[:2], -1)
         return self.sharding.constrain(logits_BTV, "batch", "time", "vocab")
 
 

@@ -5,19 +5,22 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from carope_jax.models._config import ModelConfig
+from carope_jax.models._sharding import Sharding
 
 
 class Dense(nnx.Module):
     """y = x W + b over flattened tokens.
 
     The CPU multiplies [tokens, features] several times faster in the backward pass than
-    [batch, time, features]; other platforms see no difference.
+    [batch, time, features]; other platforms see no difference. A sequence sharded over devices
+    is left as it is: flattened, its shards would not lie together.
 
     Args:
       config: the model's: initialisation, bias and compute type.
       inputs: features in.
       outputs: features out.
       axes: the kernel's logical axes.
+      sharding: where activations live.
       residual: whether the output joins the residual stream: a smaller start, as in GPT-2.
       rngs: for the initialisation.
     """
@@ -29,6 +32,7 @@ class Dense(nnx.Module):
         outputs: int,
         axes: tuple[str, str],
         *,
+        sharding: Sharding,
         residual: bool = False,
         rngs: nnx.Rngs,
     ) -> None:
@@ -43,9 +47,12 @@ class Dense(nnx.Module):
             param_dtype=jnp.float32,
             rngs=rngs,
         )
+        self.flattens = sharding.time_axis is None
 
     def __call__(self, x: Float[Array, "B T I"]) -> Float[Array, "B T O"]:
         """The layer's output in the compute type."""
+        if not self.flattens:
+            return self.linear(x)
         return self.linear(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
 
 

@@ -2,14 +2,16 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-MESH_AXES = ("data", "fsdp", "tensor")
-"""The mesh's axes: replicas of the model, shards of the parameters, shards of a layer."""
+MESH_AXES = ("data", "fsdp", "tensor", "context")
+"""The mesh's axes: replicas of the model, shards of the parameters, of a layer, of the sequence."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +22,7 @@ class AxisRules:
     """
 
     batch: tuple[str, ...] | None = ("data", "fsdp")
-    time: tuple[str, ...] | None = None
+    time: tuple[str, ...] | None = ("context",)
     width: tuple[str, ...] | None = None
     embed: tuple[str, ...] | None = ("fsdp",)
     heads: tuple[str, ...] | None = ("tensor",)
@@ -59,6 +61,30 @@ class Sharding:
         if self.mesh is None:
             return x
         return jax.lax.with_sharding_constraint(x, self.named(axes))
+
+    @property
+    def time_axis(self) -> str | None:
+        """The mesh axis over which the sequence is sharded; None: over none.
+
+        Raises:
+          ValueError: the rules shard it over several.
+        """
+        if self.mesh is None:
+            return None
+        axes = [axis for axis in self.rules.time or () if self.mesh.shape[axis] > 1]
+        if len(axes) > 1:
+            raise ValueError(f"time may be sharded over one mesh axis, not over {axes}")
+        return axes[0] if axes else None
+
+    def on_each_device(
+        self, function: Callable[..., Any], *, in_specs: Any, out_specs: Any
+    ) -> Callable[..., Any]:
+        """The function of each device's parts; it is not differentiated through."""
+        if self.mesh is None:
+            return function
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
 
     def of_variables(self, variables: nnx.State) -> nnx.State:
         """A NamedSharding for each variable, from the logical axes it was made with.

@@ -40,6 +40,34 @@ def segmented_cumsum(
     return lax.associative_scan(combine, (flags, values), axis=1)[1]
 
 
+def carry_in(
+    totals: Shaped[Array, "B ..."],
+    starts: Bool[Array, "B T"] | None,
+    carry: Shaped[Array, "B ..."],
+    axis_name: str,
+) -> Shaped[Array, "B ..."]:
+    """What the earlier shards of a sharded time axis hand to this one.
+
+    An exclusive segmented sum of shard totals, of integers (exact) or floats.
+
+    Args:
+      totals: this shard's sum from its last start on (of all its tokens where it has none).
+      starts: of this shard.
+      carry: into the first shard, the same on every shard.
+      axis_name: the `shard_map` axis over which time is sharded in order.
+    """
+    totals_SBX = lax.all_gather(totals, axis_name)
+    begun_SB = None if starts is None else lax.all_gather(starts.any(axis=1), axis_name)
+    here = lax.axis_index(axis_name)
+    for shard in range(totals_SBX.shape[0] - 1):
+        after = carry + totals_SBX[shard]
+        if begun_SB is not None:
+            begun = begun_SB[shard].reshape(-1, *(1,) * (carry.ndim - 1))
+            after = jnp.where(begun, totals_SBX[shard], after)
+        carry = jnp.where(shard < here, after, carry)
+    return carry
+
+
 def check_flags(shape: tuple[int, ...], **flags: Array | None) -> None:
     """Raises a ValueError that names the flags which are given and not bool of this shape."""
     for name, flag in flags.items():

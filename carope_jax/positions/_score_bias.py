@@ -12,7 +12,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from carope_jax.positions._projection import project
-from carope_jax.positions._scan import check_flags, last_start, like, masked, segmented_cumsum
+from carope_jax.positions._scan import (
+    carry_in,
+    check_flags,
+    last_start,
+    like,
+    masked,
+    segmented_cumsum,
+)
 
 # B batch, T time, S keys, D model, H query heads.
 
@@ -147,6 +154,7 @@ def accumulate_forget(
     starts: Bool[Array, "B T"] | None = None,
     valid: Bool[Array, "B T"] | None = None,
     carry: Float[Array, "B H"] | None = None,
+    axis_name: str | None = None,
 ) -> tuple[Float[Array, "B T H"], Float[Array, "B H"]]:
     """Running sum of the log gates: c_i - c_j = sum_{j < t <= i} log f_t (arXiv 2503.02130).
 
@@ -156,12 +164,14 @@ def accumulate_forget(
       starts: true at the first token of each segment: a new sum begins there, with that token's
         own gate counted. None: the whole row continues the carry.
       valid: false at padding, which forgets nothing. None: every token counts.
-      carry: float32 sum before the first token; None: 0.
+      carry: float32 sum before the first token; None: 0. Over a sharded time axis it is the carry
+        into the first shard, the same on every shard.
+      axis_name: the `shard_map` axis over which time is sharded in order, if it is.
 
     Returns:
-      (coordinate, carry): float32 nats, and the sum after the last token, to be handed to the
-      next call. Where sums are cut nothing crosses, neither value nor gradient. As a float32 sum
-      a coordinate is rounded to about 1e-7 of its size, so to 0.1 nats at a million.
+      (coordinate, carry): float32 nats, and the sum after the last token (of this shard), to be
+      handed to the next call. Where sums are cut nothing crosses, neither value nor gradient. As
+      a float32 sum a coordinate is rounded to about 1e-7 of its size, so to 0.1 nats at a million.
 
     Raises:
       ValueError: `log_forget` or `carry` is not float32, or the shapes disagree.
@@ -176,6 +186,9 @@ def accumulate_forget(
     if carry is not None and carry.shape != wanted:
         raise ValueError(f"carry must have shape {wanted}, got {carry.shape}")
     sums_BTH = segmented_cumsum(masked(log_forget, valid), starts)
+    if axis_name is not None:
+        before = jnp.zeros_like(sums_BTH[:, -1]) if carry is None else carry
+        carry = carry_in(sums_BTH[:, -1], starts, before, axis_name)
     if carry is not None:
         carried_B1H = carry[:, None]
         if starts is not None:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, UInt32
 
-from carope_jax.positions._scan import check_flags, last_start, masked, segmented_cumsum
+from carope_jax.positions._scan import carry_in, check_flags, last_start, masked, segmented_cumsum
 
 # B batch, T time, K key/value heads, P rotary pairs.
 
@@ -138,7 +138,7 @@ def _integer_cumsum(
         before_BTKP = jnp.take_along_axis(sums_BTKP - turns_BTKP, first_BT[..., None, None], axis=1)
         sums_BTKP = sums_BTKP - jnp.where(begun_BT11, before_BTKP, 0)
     if axis_name is not None:
-        carry_BKP = _carry_in(sums_BTKP[:, -1], starts_BT, carry_BKP, axis_name)
+        carry_BKP = carry_in(sums_BTKP[:, -1], starts_BT, carry_BKP, axis_name)
     carried_B1KP = carry_BKP[:, None]
     return sums_BTKP + (
         carried_B1KP if begun_BT11 is None else jnp.where(begun_BT11, 0, carried_B1KP)
@@ -169,7 +169,7 @@ def _to_phases_jvp(
     sums_BTKP = segmented_cumsum(masked(tangents[0], segments.valid), starts_BT)
     carried_BKP = jnp.zeros_like(sums_BTKP[:, 0])
     if axis_name is not None:
-        carried_BKP = _carry_in(sums_BTKP[:, -1], starts_BT, carried_BKP, axis_name)
+        carried_BKP = carry_in(sums_BTKP[:, -1], starts_BT, carried_BKP, axis_name)
         sums_BTKP = sums_BTKP + (
             carried_BKP[:, None]
             if starts_BT is None
@@ -181,22 +181,6 @@ def _to_phases_jvp(
         if starts_BT is not None:
             sums_BTKP = jnp.where(starts_BT[..., None, None], 0, sums_BTKP)
     return phases_BTKP, sums_BTKP
-
-
-def _carry_in(
-    totals_BKP: Array, starts_BT: Array | None, carry_BKP: Array, axis_name: str
-) -> Array:
-    """What the earlier shards hand to this one: an exclusive segmented sum of shard totals."""
-    totals_SBKP = lax.all_gather(totals_BKP, axis_name)
-    begun_SB = None if starts_BT is None else lax.all_gather(starts_BT.any(axis=1), axis_name)
-    here = lax.axis_index(axis_name)
-    for shard in range(totals_SBKP.shape[0] - 1):
-        total_BKP = totals_SBKP[shard]
-        after_BKP = carry_BKP + total_BKP
-        if begun_SB is not None:
-            after_BKP = jnp.where(begun_SB[shard][:, None, None], total_BKP, after_BKP)
-        carry_BKP = jnp.where(shard < here, after_BKP, carry_BKP)
-    return carry_BKP
 
 
 def _check(

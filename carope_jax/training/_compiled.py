@@ -116,7 +116,7 @@ def figures(plan: Plan, target: Target, price_per_chip_hour: float | None) -> di
     }
     bound = max(seconds, key=lambda name: seconds[name])
     facts: dict[str, Any] = {
-        "attention": experiment.model.attention,
+        "attention": plan.layout.attention,
         "hbm_needed": plan.memory,
         "flops": flops,
         "flops_loops_once": cost.get("flops"),

@@ -20,18 +20,20 @@ class MeshConfig:
     part of the batch as well."""
     tensor: int = 1
     """Shards of each layer: heads, feed-forward and vocabulary."""
+    context: int = 1
+    """Shards of each sequence."""
 
     def __post_init__(self) -> None:
         """Raises a ValueError that names the field and the value."""
         for name in MESH_AXES:
             if getattr(self, name) < 1 and getattr(self, name) != -1:
                 raise ValueError(f"mesh {name} must be positive or -1, got {getattr(self, name)}")
-        if [self.data, self.fsdp, self.tensor].count(-1) > 1:
+        if [getattr(self, name) for name in MESH_AXES].count(-1) > 1:
             raise ValueError("at most one mesh axis may be -1")
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """A mesh of all devices (or those given) with the axes `data`, `fsdp` and `tensor`.
+    """A mesh of all devices (or those given) with the axes `data`, `fsdp`, `tensor` and `context`.
 
     Raises:
       ValueError: the sizes don't multiply to the number of devices.

@@ -8,7 +8,7 @@ import optax
 from rich.console import Console
 from rich.table import Table
 
-from carope_jax.models import Sharding
+from carope_jax.models import Sharding, choose_attention
 from carope_jax.training._config import Experiment
 from carope_jax.training._flops import flops_per_token
 from carope_jax.training._mesh import make_mesh
@@ -32,6 +32,8 @@ class Layout(NamedTuple):
     """Shapes and shardings."""
     batch: dict[str, jax.ShapeDtypeStruct]
     """The same."""
+    attention: str
+    """The implementation that the model's choice means here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Plan:
             "flops_per_token": flops_per_token(experiment.model, experiment.data.length),
             "devices": 1 if mesh is None else mesh.size,
             "mesh": {} if mesh is None else dict(mesh.shape),
+            "attention": self.layout.attention,
             "device_kind": (jax.devices() if mesh is None else mesh.devices.flat)[0].device_kind,
             "memory_per_device": self.memory,
         }
@@ -99,7 +102,8 @@ def lay_out(experiment: Experiment, devices: list[jax.Device] | None = None) -> 
       devices: those of the mesh; None: all there are.
 
     Raises:
-      ValueError: the mesh does not cover the devices, or a size does not divide over it.
+      ValueError: the mesh does not cover the devices, a size does not divide over it, or the
+        attention asked for can't do it.
     """
     model = abstract_model(experiment.model, make_mesh(experiment.mesh, devices))
     optimizer = make_optimizer(experiment.optimizer, experiment.training.steps)
@@ -113,7 +117,8 @@ def lay_out(experiment: Experiment, devices: list[jax.Device] | None = None) -> 
             f"batch_size {data.batch_size} does not divide into {micro_batches} "
             f"micro_batches over {model.sharding.ways('batch')} devices"
         )
-    return Layout(model, optimizer, state, batch)
+    attention = choose_attention(experiment.model, model.sharding, data.length)
+    return Layout(model, optimizer, state, batch, attention)
 
 
 def make_plan(experiment: Experiment, devices: list[jax.Device] | None = None) -> Plan:

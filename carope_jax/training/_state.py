@@ -111,11 +111,17 @@ def batch_shapes(
     """Shapes and shardings of a training batch; packed rows have segment ids.
 
     Raises:
-      ValueError: the batch does not divide over the mesh.
+      ValueError: the batch or the sequence does not divide over the mesh.
     """
     ways = model.sharding.ways("batch")
     if batch_size % ways:
         raise ValueError(f"batch_size {batch_size} does not divide over {ways} devices")
+    context = model.sharding.ways("time")
+    if context > 1 and length % (2 * context):
+        raise ValueError(
+            f"length {length} is not a multiple of {2 * context}: the mesh's context {context} "
+            "takes two chunks of each sequence a device"
+        )
     where = model.sharding.named(("batch", "time"))
     tokens = jax.ShapeDtypeStruct((batch_size, length), jnp.int32, sharding=where)
     names = ("inputs", "targets", "segment_ids") if rows == "packed" else ("inputs", "targets")

@@ -119,10 +119,12 @@ NllOfArrays = Callable[[Any, Any, np.ndarray, np.ndarray], np.ndarray]
 def make_nll_function(model: Model) -> NllOfArrays:
     """Each target's loss, for evaluation.
 
-    Compiled once a shape. Rows are added where the batch does not divide over the mesh, and their
-    losses dropped.
+    Compiled once a shape. Rows and last tokens are added where the batch does not divide over the
+    mesh, and their losses dropped: they change no other loss, as attention is causal.
     """
     ways = model.sharding.ways("batch")
+    context = model.sharding.ways("time")
+    chunks = 2 * context if context > 1 else 1
     where = model.sharding.named(("batch", "time"))
 
     # Every process is handed all of it.
@@ -131,10 +133,10 @@ def make_nll_function(model: Model) -> NllOfArrays:
         return token_nll(model.merge(params, constants)(inputs).logits, targets)
 
     def call(params: Any, constants: Any, inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        rows = len(inputs)
-        fill = ((0, -rows % ways), (0, 0))
+        rows, length = inputs.shape
+        fill = ((0, -rows % ways), (0, -length % chunks))
         placed = (_put(np.pad(x, fill), where) for x in (inputs, targets))
-        return np.asarray(nll(params, constants, *placed))[:rows]
+        return np.asarray(nll(params, constants, *placed))[:rows, :length]
 
     return call
 

@@ -26,6 +26,7 @@ from flax import nnx
 from carope_jax.layers import (
     AlibiConfig,
     AttentionEncoding,
+    AttentionInput,
     Carope,
     CaropeConfig,
     DaRope,
@@ -73,7 +74,7 @@ def test_a_dynamic_rule_is_for_no_longer_a_sequence(config):
     def turned(length):
         q, k, x = (inputs[:, :length] for inputs in (Q, KEYS, X))
         segmentation = Segmentation.of(length, None)
-        return layer(q, k, hidden=x, embedding=x, segmentation=segmentation).q
+        return layer(AttentionInput(q, k, x, x, segmentation)).q
 
     with pytest.raises(ValueError, match=f"{T} tokens are more than the length {T - 1}"):
         jax.eval_shape(lambda: turned(T))

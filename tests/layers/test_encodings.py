@@ -23,6 +23,7 @@ from carope_jax.layers import (
     ENCODINGS,
     Alibi,
     AttentionEncoding,
+    AttentionInput,
     CaropeConfig,
     EmbeddingEncoding,
     EncodingChoice,
@@ -63,7 +64,7 @@ def beside(config):
 
 @quick_jit
 def turned(layer, segmentation, q=Q, k=KEYS, hidden=X, embedding=EMBEDDING, state=None):
-    return layer(q, k, hidden=hidden, embedding=embedding, segmentation=segmentation, state=state)
+    return layer(AttentionInput(q, k, hidden, embedding, segmentation, state))
 
 
 def test_segmentation_of_packed_rows():
@@ -108,7 +109,7 @@ def test_an_encoding_does_only_its_own_part(name):
     def record(q, k, embedding):
         if beside(config)(embedding, WHOLE) is not embedding:
             parts.add("add")
-        out = attention(config)(q, k, hidden=X, embedding=embedding, segmentation=WHOLE)
+        out = attention(config)(AttentionInput(q, k, X, embedding, WHOLE))
         if out.q is not q and out.k is not k:
             parts.add("rotate")
         else:
@@ -148,7 +149,7 @@ def test_positions_count_from_0_in_each_segment():
     def both(layer):
         q = Q[:2]
         expected = [rotate(q, rope_phases(p, N)) for p in (WHOLE.positions, PACKED.positions)]
-        hook = layer(q, KEYS[:2], hidden=X[:2], embedding=X[:2], segmentation=PACKED)
+        hook = layer(AttentionInput(q, KEYS[:2], X[:2], X[:2], PACKED))
         return (Rope(N)(q, KEYS[:2])[0], hook.q), expected
 
     for ours, expected in zip(*both(attention(RopeConfig())), strict=True):
@@ -175,7 +176,7 @@ def test_the_source_of_caropes_frequencies():
         layer = attention(CaropeConfig(source=source))
 
         def total(hidden, embedding, layer=layer):
-            out = layer(*TWO, hidden=hidden, embedding=embedding, segmentation=PACKED)
+            out = layer(AttentionInput(*TWO, hidden, embedding, PACKED))
             return (out.q * Q[:2, ..., ::-1]).sum()
 
         gradients = quick_jit(jax.grad(total, argnums=(0, 1)))(X[:2], EMBEDDING[:2])

@@ -84,17 +84,17 @@ def test_a_sequence_past_the_learned_table_is_refused():
 
 
 def mesh(*shape):
-    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def test_rules_place_logical_axes():
-    sharding = Sharding(mesh(2, 2, 2))
+    sharding = Sharding(mesh(2, 2, 2, 1))
     assert sharding.spec(("batch", None, "mlp")) == PartitionSpec(
         ("data", "fsdp"), None, ("tensor",)
     )
     assert [sharding.ways(a) for a in ("batch", "embed", "time", None)] == [4, 2, 1, 1]
     assert sharding.named(("embed",)).spec == PartitionSpec(("fsdp",))
-    other = Sharding(mesh(1, 1, 8), AxisRules(time=("tensor",), mlp=None))
+    other = Sharding(mesh(1, 1, 8, 1), AxisRules(time=("tensor",), mlp=None))
     assert (other.ways("time"), other.ways("mlp"), other.ways("vocab")) == (8, 1, 8)
 
 
@@ -112,7 +112,7 @@ CAROPE = dataclasses.replace(TINY, position="carope", vocab_size=16, tie_embeddi
 
 def test_every_variable_of_a_decoder_has_a_place():
     variables = nnx.state(abstract(CAROPE))
-    placed = dict(nnx.to_flat_state(Sharding(mesh(2, 2, 2)).of_variables(variables)))
+    placed = dict(nnx.to_flat_state(Sharding(mesh(2, 2, 2, 1)).of_variables(variables)))
     for path, variable in nnx.to_flat_state(variables):
         assert len(logical_axes(variable)) == variable.ndim
         assert (logical_axes(variable)[0] == "layers") == (path[0] == "blocks")
@@ -125,15 +125,15 @@ def test_a_variable_that_does_not_divide_is_named():
     variables = nnx.state(abstract(TINY))
     message = "token_embedding/embedding: axis 'vocab' of size 13 does not divide .* 2 devices"
     with pytest.raises(ValueError, match=message):
-        Sharding(mesh(4, 1, 2)).of_variables(variables)
+        Sharding(mesh(4, 1, 2, 1)).of_variables(variables)
     # Two key/value heads of 4 features are 8 columns, but the frequencies are 2.
     message = "blocks/attention/encoding/.*: axis 'kv_heads' of size 2 does not divide .* 4 devices"
     with pytest.raises(ValueError, match=message):
-        Sharding(mesh(2, 1, 4)).of_variables(nnx.state(abstract(CAROPE)))
+        Sharding(mesh(2, 1, 4, 1)).of_variables(nnx.state(abstract(CAROPE)))
 
 
 def test_a_mesh_changes_no_logits():
-    sharding = Sharding(mesh(2, 2, 2))
+    sharding = Sharding(mesh(2, 2, 2, 1))
     graph, variables = nnx.split(stirred(CAROPE, sharding))
     places = sharding.of_variables(variables)
     spread = nnx.merge(graph, jax.device_put(variables, places))
