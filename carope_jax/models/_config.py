@@ -55,6 +55,8 @@ class ModelConfig(EncodingChoice):
     value_gate: bool = False
     """A control: values are multiplied by 2 sigmoid(x W), W [model_dim, kv_heads] starting at 0. As
     many parameters as CARoPE's W, given to something other than the phase."""
+    loss_chunk: int | None = None
+    """Tokens a device makes logits of at a time in the loss; by default as many as fill 256 MiB."""
     scan_unroll: int = 1
     """How many blocks a step of the scan over layers holds: compile time against speed."""
 
@@ -62,7 +64,14 @@ class ModelConfig(EncodingChoice):
         """Raises a ValueError that names the field and the value."""
         for name in ("num_layers", "model_dim", "num_heads", "scan_unroll"):
             _positive(name, getattr(self, name))
-        for name in ("num_kv_heads", "head_dim", "mlp_dim", "vocab_size", "max_length"):
+        for name in (
+            "num_kv_heads",
+            "head_dim",
+            "mlp_dim",
+            "vocab_size",
+            "max_length",
+            "loss_chunk",
+        ):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         for name, allowed in (

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from carope_jax.layers import EmbeddingEncoding, Segmentation
 from carope_jax.models._attention import SelfAttention
 from carope_jax.models._cache import Cache, empty_cache
 from carope_jax.models._config import ModelConfig
 from carope_jax.models._dense import Dense, make_norm
+from carope_jax.models._head import Head, HeadOptions, each_nll, summed_nll
 from carope_jax.models._sharding import Sharding
 
 # B batch, T time, D model, F feed-forward, V vocabulary.
@@ -160,6 +161,41 @@ class Decoder(nnx.Module):
         self, embedding: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None = None
     ) -> DecoderOutput:
         """The same from token embeddings, for gradients with respect to them."""
+        x_BTD, measurements = self._activations(embedding, segment_ids)
+        return DecoderOutput(self._logits(x_BTD), dict(measurements))
+
+    def summed_nll(
+        self,
+        tokens: Int[Array, "B T"],
+        targets: Int[Array, "B T"],
+        counted: Bool[Array, "B T"],
+        segment_ids: Int[Array, "B T"] | None = None,
+    ) -> tuple[Float[Array, ""], Mapping[str, Float[Array, " L"]]]:
+        """Summed loss of the targets that count (float32 nats), and the encodings' measurements.
+
+        The logits are made a few at a time (`ModelConfig.loss_chunk`), and no array has all of
+        them. Differentiable once, in reverse mode.
+        """
+        x_BTD, measurements = self._activations(self._embed(tokens), segment_ids)
+        x_BTD = x_BTD.astype(jnp.dtype(self.config.dtype))
+        total = summed_nll(self._head_options(), x_BTD, self._head(), targets, counted)
+        return total, measurements
+
+    def nll(
+        self,
+        tokens: Int[Array, "B T"],
+        targets: Int[Array, "B T"],
+        segment_ids: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T"]:
+        """Each target's loss in float32 nats, the logits made a few at a time; for evaluation."""
+        x_BTD, _ = self._activations(self._embed(tokens), segment_ids)
+        x_BTD = x_BTD.astype(jnp.dtype(self.config.dtype))
+        return each_nll(self._head_options(), x_BTD, self._head(), targets)
+
+    def _activations(
+        self, embedding: Array, segment_ids: Array | None
+    ) -> tuple[Array, Mapping[str, Array]]:
+        """What the output projection is given, and the measurements."""
         segmentation = Segmentation.of(embedding.shape[1], segment_ids)
         x_BTD = self.encoding(embedding, segmentation)
         x_BTD = self.sharding.constrain(x_BTD, "batch", "time", "width")
@@ -174,7 +210,7 @@ class Decoder(nnx.Module):
             stacked,
             unroll=self.config.scan_unroll,
         )
-        return DecoderOutput(self._logits(self.final_norm(x_BTD)), measurements)
+        return self.final_norm(x_BTD), measurements
 
     def empty_cache(self, batch: int, slots: int) -> Cache:
         """A cache before the first token, of `slots` tokens a row, padding counted.
@@ -239,6 +275,15 @@ class Decoder(nnx.Module):
 
     def _table(self) -> Array:
         return self.token_embedding.embedding[...].astype(jnp.dtype(self.config.dtype))
+
+    def _head(self) -> Head:
+        if self.output is None:
+            return Head(self.token_embedding.embedding[...])
+        linear = self.output.linear
+        return Head(linear.kernel[...].T, None if linear.bias is None else linear.bias[...])
+
+    def _head_options(self) -> HeadOptions:
+        return HeadOptions(self.sharding, self.config.loss_chunk)
 
     def _logits(self, x_BTD: Array) -> Array:
         x_BTD = x_BTD.astype(jnp.dtype(self.config.dtype))

@@ -11,7 +11,6 @@ import optax
 from jax.sharding import NamedSharding
 from jaxtyping import Array
 
-from carope_jax.models import token_nll
 from carope_jax.training._fingerprint import batch_fingerprint
 from carope_jax.training._state import Model, TrainState
 
@@ -31,12 +30,11 @@ def batch_loss(
     Returns:
       (sum, (count, measurements)): the count as an int32, and the encodings' measurements [layers].
     """
-    decoder = model.merge(params, constants)
-    output = decoder(batch["inputs"], batch.get("segment_ids"))
-    nll_BT = token_nll(output.logits, batch["targets"])
     mask_BT = _counted(batch)
-    total = jnp.where(mask_BT, nll_BT, 0).sum()
-    return total, (mask_BT.sum(dtype=jnp.int32), output.measurements)
+    total, measurements = model.merge(params, constants).summed_nll(
+        batch["inputs"], batch["targets"], mask_BT, batch.get("segment_ids")
+    )
+    return total, (mask_BT.sum(dtype=jnp.int32), dict(measurements))
 
 
 def _counted(batch: Batch) -> Array:
@@ -130,7 +128,7 @@ def make_nll_function(model: Model) -> NllOfArrays:
     # Every process is handed all of it.
     @functools.partial(jax.jit, out_shardings=model.sharding.named(()))
     def nll(params: Any, constants: Any, inputs: Array, targets: Array) -> Array:
-        return token_nll(model.merge(params, constants)(inputs).logits, targets)
+        return model.merge(params, constants).nll(inputs, targets)
 
     def call(params: Any, constants: Any, inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
         rows, length = inputs.shape
